@@ -1,11 +1,14 @@
 """One line a node while a cluster is measured."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
+from tests.helpers.processes import until
 
+from skyctl.cli import progress_display
 from skyctl.cli.progress_display import NodeProgress, ProgressDisplay, wrap_words
 
 
@@ -95,3 +98,18 @@ def test_notes_beside_the_live_line_are_broken_between_words(monkeypatch: pytest
         display.stop()
     assert "what is said of a run that has\n  ended\n" in stream.getvalue()
     assert "next: skyctl plan train.py -o plan.json\n" in stream.getvalue()
+
+
+def test_piped_what_lasts_is_written_although_it_came_soon_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress_display, "PLAIN_PROGRESS_INTERVAL_S", 0.05)
+    stream = io.StringIO()
+    ticker = ProgressDisplay("launch", show=True, stream=stream)
+    for text in ("step 40", "gathering the trained weights", "copying the last checkpoint"):
+        ticker(text)
+    until(lambda: "copying" in stream.getvalue())
+    ticker("the end")
+    ticker.stop()
+    time.sleep(0.1)
+    assert stream.getvalue().splitlines() == ["launch: step 40", "launch: copying the last checkpoint"]

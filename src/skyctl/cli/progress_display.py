@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_PROGRESS_INTERVAL_S = 5.0
-"""Without a terminal, a progress that changes often is written this often."""
+"""Without a terminal, a progress that changes often is written this often; what lasts is written, too."""
 BAR_WIDTH = 16
 LINK_ROWS = ("links", "lines", "uplinks")
 """Rows of what is measured between nodes; they are not counted as nodes."""
@@ -79,6 +81,9 @@ class ProgressDisplay:
         self._rich: Progress | None = None
         self._bar: TaskID | None = None
         self._last = ("", float("-inf"))
+        self._held: tuple[str, str] | None = None
+        self._timer: threading.Timer | None = None
+        self._lock = threading.RLock()
         self._stopped = False
         self._rows = NodeProgress()
         self.above: Callable[[], RenderableType] | None = None
@@ -101,12 +106,33 @@ class ProgressDisplay:
             share = f" ({done:g}/{total:g})" if done is not None and total else ""
             self._rich.update(self._bar, description=_escape(f"{self.title}: {text}{share}"))
             return
-        now = time.monotonic()
-        finished = done is not None and done == total
-        if text != self._last[0] and (now - self._last[1] >= PLAIN_PROGRESS_INTERVAL_S or finished):
-            self._last = (text, now)
-            share = f" ({done:g}/{total:g})" if done is not None and total else ""
-            print(f"{self.title}: {text}{share}", file=self.stream, flush=True)
+        share = f" ({done:g}/{total:g})" if done is not None and total else ""
+        with self._lock:
+            wait_s = self._last[1] + PLAIN_PROGRESS_INTERVAL_S - time.monotonic()
+            if text == self._last[0]:
+                self._held = None
+            elif wait_s <= 0 or (done is not None and done == total):
+                self._print_line(text, share)
+            else:
+                self._hold(text, share, wait_s)
+
+    def _print_line(self, text: str, share: str) -> None:
+        self._held, self._last = None, (text, time.monotonic())
+        print(f"{self.title}: {text}{share}", file=self.stream, flush=True)
+
+    def _hold(self, text: str, share: str, wait_s: float) -> None:
+        """Prints it when it is due, or what has come in its place by then."""
+        self._held = (text, share)
+        if self._timer is None:
+            self._timer = threading.Timer(wait_s, self._print_held)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _print_held(self) -> None:
+        with self._lock, suppress(ValueError):  # the stream is closed
+            self._timer = None
+            if self._held is not None:
+                self._print_line(*self._held)
 
     def node(self, name: str, what: str, share: float) -> None:
         """Shows what one of several nodes is doing.
@@ -124,7 +150,9 @@ class ProgressDisplay:
         if self._rich is not None:
             self._rows.draw(self._rich)
         elif ended is not None:
-            print(f"{self.title}: {ended}", file=self.stream, flush=True)
+            with self._lock:
+                self._held = None
+                print(f"{self.title}: {ended}", file=self.stream, flush=True)
         elif share >= 0:
             self(f"{name}: {what}" + (f" {share:.0%}" if share else ""))
 
@@ -141,7 +169,10 @@ class ProgressDisplay:
 
     def stop(self) -> None:
         """Ends the live line. May be called twice."""
-        self._stopped = True
+        with self._lock:
+            self._stopped, self._held = True, None
+            if self._timer is not None:
+                self._timer.cancel()
         self.pause()
 
     def pause(self) -> None:
