@@ -87,7 +87,12 @@ def start(
     ("status", "stderr", "words"),
     [
         (127, "sh: 1: python3: not found", "node n2 has no python3: sh: 1: python3: not found"),
-        (1, "python3: Command not found.", "node n2 has no python3"),  # csh
+        (
+            1,
+            "python3: Command not found.",
+            "status 1 before python3 had run: python3: Command not found.",
+        ),  # csh
+        (7, ".zshenv:1: command not found: module", "ended with status 7 before python3 had run"),
         (126, "sh: python3: Permission denied", "node n2 may not run python3"),
         (1, "Traceback\nImportError: bad", "ended with status 1 before python3 had run"),
         (0, "", "ended with status 0 before python3 had run"),
@@ -97,6 +102,7 @@ def test_no_python(status: int, stderr: str, words: str) -> None:
     failure = start(lambda *_: status, stderr)
     assert type(failure) is UnfitError
     assert words in failure.message
+    assert "python: /path/to/python3" in str(failure.hint)
 
 
 def test_shell_that_waits() -> None:

@@ -10,6 +10,8 @@ from typing import BinaryIO, Protocol
 from skyctl.records.cluster import Node
 
 STDERR_TAIL_BYTES = 16 << 10
+STDERR_WAIT_S = 0.5
+"""For what an ended command wrote last; something it left behind may hold the stream open for ever."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,10 @@ class StderrTail:
     def text(self) -> str:
         """The kept end of the stream, as text."""
         return b"".join(list(self._parts)).decode(errors="replace")[-STDERR_TAIL_BYTES:]
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the stream's end: what a command that has ended wrote last may still be on its way."""
+        self._thread.join(timeout_s)
 
     def finish(self, timeout_s: float) -> None:
         """Waits for the stream's end, then closes it."""

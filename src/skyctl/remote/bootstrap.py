@@ -45,6 +45,7 @@ MIN_PYTHON_TEXT = ".".join(map(str, MIN_PYTHON))
 CACHE_VARIABLE = "XDG_CACHE_HOME"
 MAX_LOGIN_OUTPUT_BYTES = 16 << 20
 MAX_LOGIN_LINE_BYTES = 1 << 20
+STARTUP_FILES = "~/.bashrc, ~/.profile, ~/.zshenv, ~/.config/fish/config.fish, ~/.cshrc"
 SESSION_TAKEN_HINT = "see which other skyctl process supervises the run"
 LOADER_PROGRAM = (
     "import os,sys;v=sys.version_info;sys.path[:]=[p for p in sys.path if p];"
@@ -282,7 +283,7 @@ def _read_marked_line(node: Node, channel: CommandChannel, nonce: str) -> bytes:
             raise UnfitError(
                 f"node {node.name} prints without end before any command runs: {last[:80]!r}",
                 node=node.name,
-                hint="look at the shell's start-up files there (~/.bashrc, ~/.profile)",
+                hint=f"look at the shell's start-up files there ({STARTUP_FILES})",
             )
     raise _no_output_error(node, channel, last)
 
@@ -317,9 +318,8 @@ def _cache_error(
 def _no_output_error(node: Node, channel: CommandChannel, last: bytes) -> NodeError:
     """The command ended before the nonce: why?"""
     status = channel.returncode()
-    tail = channel.stderr_tail()
     python = node_python(node)
-    if status in (126, 127) or re.search(r"not found|no such file|unknown command", tail, re.IGNORECASE):
+    if status in (126, 127):
         why = "may not run" if status == 126 else "has no"
         what = f"node {node.name} {why} {python}"
         return UnfitError(
@@ -339,7 +339,8 @@ def _no_output_error(node: Node, channel: CommandChannel, last: bytes) -> NodeEr
         f"the shell on node {node.name} ended with status {status} before {python} had run"
         f"{_stderr_suffix(channel)}{said}",
         node=node.name,
-        hint="look at the shell's start-up files there (~/.bashrc, ~/.profile): does one of them exit?",
+        hint=f"look at the shell's start-up files there ({STARTUP_FILES}): does one of them exit? "
+        f"A csh ends so, too, where it finds no {python}; name one: `python: /path/to/python3`",
     )
 
 
@@ -361,5 +362,7 @@ def _start_timeout_error(
 
 
 def _stderr_suffix(channel: CommandChannel) -> str:
-    lines = [line.strip() for line in channel.stderr_tail().splitlines() if line.strip()]
+    quoted = LOADER_PROGRAM.partition("NONCE")[0]  # fish repeats what it can't run
+    lines = [line.strip() for line in channel.stderr_tail().splitlines() if quoted not in line]
+    lines = [line for line in lines if line]
     return f": {' | '.join(lines[-3:])[-500:]}" if lines else ""

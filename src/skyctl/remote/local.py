@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol, cast
 
 from skyctl.errors import UnfitError
 from skyctl.records.cluster import Node
-from skyctl.remote.base import StderrTail
+from skyctl.remote.base import STDERR_WAIT_S, StderrTail
 
 REAP_INTERVAL_S = 0.5
 
@@ -90,9 +90,11 @@ class ProcessChannel:
     def returncode(self) -> int | None:
         """The exit status, waited for up to 2 s."""
         try:
-            return self._process.wait(2)
+            status = self._process.wait(2)
         except subprocess.TimeoutExpired:
             return None
+        self._tail.wait(STDERR_WAIT_S)
+        return status
 
     def close(self) -> None:
         """Ends the input and wakes readers; ends the command's group if it does not end by itself."""

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
 from skyctl.errors import HostKeyError, InputError, LoginError, NodeError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
-from skyctl.remote.base import ConnectOptions, StderrTail
+from skyctl.remote.base import STDERR_WAIT_S, ConnectOptions, StderrTail
 from skyctl.remote.local import ProcessChannel, ShellProcess
 from skyctl.remote.ssh_authentication import check_host_key, find_known_keys, load_identity, log_in
 from skyctl.remote.ssh_config import SshSettings, SshTarget, resolve_ssh_target
@@ -54,6 +54,7 @@ class SshChannel:
     def returncode(self) -> int | None:
         """The exit status, waited for up to 2 s; None where there is none (a signal, a lost connection)."""
         self._channel.status_event.wait(2)
+        self._tail.wait(STDERR_WAIT_S)
         status = int(self._channel.exit_status)
         return status if status >= 0 else None
 
