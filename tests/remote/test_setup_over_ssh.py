@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -14,9 +17,12 @@ from skyctl.control.cluster_setup import find_torch_version, make_launcher_id, s
 from skyctl.inventory.environment_registry import with_prepared_environments
 from skyctl.records.cluster import Cluster
 from skyctl.remote.session_factory import open_session
+from skyctl.setup.fleet import SetupReport
 from skyctl.setup.installer import SetupJob
 from skyctl.setup.node.setup_events import SetupFacts
 from skyctl.setup.workload_requirements import Requirements
+
+from ..helpers import processes
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +74,51 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
     assert [node.status for node in removed.nodes] == ["removed", "removed"]
     assert not (sshd.home / ".local/share/skyctl").exists()
     assert with_prepared_environments(cluster) == cluster
+
+
+def test_a_connection_that_is_killed_in_mid_installation(sshd, tmp_path: Path, wheels: ModuleType) -> None:
+    """The node is named, nothing half made stays there, and the next setup makes it."""
+    wheels.make_torch(tmp_path)
+    wheels.make_wheel(tmp_path, "stubdep", "1.0", {"stubdep.py": b""})
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    cluster = Cluster(name="c", nodes=(sshd.node(python=str(bare / "bin/python")),))
+    index = wheels.Index(tmp_path)
+    job = SetupJob(
+        cluster="c",
+        torch=find_torch_version(),
+        requirements=Requirements(),
+        here=make_launcher_id(),
+        index_url=index.url,
+    )
+    environments = sshd.home / ".local/share/skyctl/env"
+    try:
+        index.go_on.clear()
+        reports: list[SetupReport] = []
+        command = threading.Thread(
+            target=lambda: reports.append(set_up_cluster(cluster, sshd.options(), job))
+        )
+        command.start()
+        assert index.wheel_asked.wait(60)
+        assert list(environments.glob("py*"))
+        os.kill(connection_of(sshd.home), signal.SIGKILL)
+        command.join(60)
+        (node,) = reports[0].nodes
+        assert node.status == "failed"
+        assert "n1" in str(node.error)
+        assert processes.after_a_moment(environments.exists) is False
+        assert with_prepared_environments(cluster) == cluster
+        index.go_on.set()
+        (node,) = set_up_cluster(cluster, sshd.options(), job).nodes
+        assert node.status == "made", node
+        assert set_up_cluster(cluster, sshd.options(), job, remove=True).nodes[0].status == "removed"
+    finally:
+        index.close()
+
+
+def connection_of(home: Path) -> int:
+    """The sshd process of the connection that a node's agent is started over."""
+    pid = processes.marked(f"HOME={home}")[0]
+    while pid > 1 and not processes.command(pid).startswith("sshd"):
+        pid = processes.parent(pid)
+    return pid

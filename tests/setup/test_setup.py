@@ -284,6 +284,67 @@ def test_a_broken_environment_is_made_again(site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("what", ["file", "link", "link to nothing"])
+def test_something_else_in_the_place_of_an_environment(site, what: str) -> None:
+    """It is named, and stays: skyctl removes what it has made, and nothing else."""
+    site.torch()
+    site.cluster(a=site.bare("bare"))
+    path = Path(site.setup("--wheels", "wheels", "--dry-run")["a"]["environment"])
+    path.parent.mkdir(parents=True, mode=0o700)
+    kept = site.folder / "mine"
+    if what == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to(kept)
+    if what == "link":
+        kept.mkdir()
+        (kept / "notes").write_text("mine")
+    found = site.setup("--wheels", "wheels", code=4)
+    assert str(path) in found["a"]["error"]
+    assert "XDG_DATA_HOME" in found["a"]["hint"]
+    assert site.environments == [path]
+    assert what != "link" or (kept / "notes").read_text() == "mine"
+    path.unlink()
+    assert site.setup("--wheels", "wheels")["a"]["status"] == "made"
+
+
+@pytest.mark.slow
+def test_an_environment_that_was_moved_and_linked_to(site) -> None:
+    """It is used; what goes with ``--remove`` is the link."""
+    site.torch()
+    site.cluster(a=site.bare("bare"))
+    path = Path(site.setup("--wheels", "wheels")["a"]["environment"])
+    moved = site.folder / "moved"
+    path.rename(moved)
+    path.symlink_to(moved)
+    assert site.setup("--wheels", "wheels")["a"]["status"] == "ready"
+    assert site.setup("--remove")["a"]["status"] == "removed"
+    assert site.environments == []
+    assert (moved / "skyctl.json").is_file()
+
+
+@pytest.mark.parametrize("what", ["file", "read-only"])
+def test_a_place_that_can_not_be_written_to(site, what: str) -> None:
+    site.torch()
+    site.cluster(a=site.bare("bare"))
+    if what == "file":
+        site.data.write_text("")
+        found = site.setup("--wheels", "wheels", code=4)
+    else:
+        site.data.mkdir()
+        mounted = ["mount", "-t", "tmpfs", "-o", "ro", "none", str(site.data)]
+        if os.geteuid() != 0 or subprocess.run(mounted, capture_output=True, check=False).returncode:
+            pytest.skip("needs root to mount a read-only disk")
+        try:
+            found = site.setup("--wheels", "wheels", code=4)
+        finally:
+            subprocess.run(["umount", str(site.data)], check=True)
+    assert str(site.data) in found["a"]["error"]
+    assert "Error" not in found["a"]["error"]
+    assert "XDG_DATA_HOME" in found["a"]["hint"]
+
+
+@pytest.mark.slow
 def test_a_launcher_that_has_changed_its_name(site) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))

@@ -311,7 +311,7 @@ def _cache_error(
     return UnfitError(
         f"node {node.name} can't keep skyctl's files in {path}: {error}",
         node=node.name,
-        hint=f"{hint or 'make room there'}, {place}",
+        hint=f"{hint or 'it has to be writable, and have room'}; {place}",
     )
 
 

@@ -107,6 +107,9 @@ def _build_in_place(
     temporary = path / ".tmp"
     try:
         path.mkdir(mode=0o700)
+    except FileExistsError as exc:  # no environment, and not ours to remove
+        raise environment_store.unusable_folder(path, exc) from exc
+    try:
         say("making a virtual environment", 0.05)
         _create_venv(path, request, free)
         temporary.mkdir()

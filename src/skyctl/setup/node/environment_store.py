@@ -49,16 +49,25 @@ def require_private(path: Path) -> Path:
     """Makes the folder of environments, or of one, where it is missing, or judges the one that is there.
 
     Raises:
-        UnfitError: somebody else could put things there that would run as this user; names the folder.
+        UnfitError: it can't be made, or is no folder, or somebody else could put things there that would run
+            as this user; names the folder.
     """
     try:
         return make_private_folder(path)
-    except UnsafeFolderError as exc:
-        raise UnfitError(
-            f"no environment can be kept in {path}: {exc.filename}: {exc.strerror}",
-            node="",
-            hint=f"{exc.hint}; or name another place: `env: {{XDG_DATA_HOME: /path}}` in cluster.yaml",
-        ) from exc
+    except OSError as exc:
+        raise unusable_folder(path, exc) from exc
+
+
+def unusable_folder(path: Path, exc: OSError) -> UnfitError:
+    """The error for a place where no environment can be kept."""
+    mend = "make it a folder that has room and can be written to"
+    if isinstance(exc, UnsafeFolderError):
+        mend = exc.hint
+    return UnfitError(
+        f"no environment can be kept in {path}: {exc.filename}: {exc.strerror}",
+        node="",
+        hint=f"{mend}; or name another place: `env: {{XDG_DATA_HOME: /path}}` in cluster.yaml",
+    )
 
 
 @contextlib.contextmanager
@@ -69,7 +78,7 @@ def lock_environments(say: ReportProgress) -> Iterator[Path]:
     nothing is left at the end, the folder goes too.
 
     Raises:
-        UnfitError: somebody else could put things into that folder.
+        UnfitError: that folder can't be had, or somebody else could put things into it.
     """
     folder = environments_root()
     fd = _acquire_lock(folder, say)
@@ -87,6 +96,8 @@ def _acquire_lock(folder: Path, say: ReportProgress) -> int:
             fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue  # another one has just removed the empty folder
+        except OSError as exc:
+            raise unusable_folder(folder, exc) from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The one before may have removed the file: then a new one is the lock.
@@ -151,7 +162,13 @@ def remove_unfinished(folder: Path) -> int:
 
 
 def delete_environment(path: Path) -> int:
-    """Removes an environment: out of its place at once, then file by file. Gives the bytes freed."""
+    """Removes an environment: out of its place at once, then file by file. Gives the bytes freed.
+
+    Of one that the user has moved elsewhere, and linked to, only the link.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return 0
     size = size_bytes(path)
     aside = path.with_name(f"{DELETED_PREFIX}{secrets.token_hex(4)}")
     path.rename(aside)
