@@ -144,6 +144,19 @@ def test_a_slow_stage_gets_less(desk: Callable[[Plan], Desk]) -> None:
     assert sum(has) < had
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_plan_for_a_slow_stage_comes_when_another_attempt_has_just_begun(
+    desk: Callable[[Plan], Desk], steps: int
+) -> None:
+    """A rank was killed while it was looked for: no step tells yet whether it is better."""
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    here.replanner.check_stages(made, collected(made, {slow: 2.5}, 5.0), STEPS)
+    here.look(made, collected(made, {}, 5.0, steps=steps, first=10))
+    assert here.replanner.decided is None
+
+
 def test_a_node_that_gets_slower_still_is_looked_at_again(desk: Callable[[Plan], Desk]) -> None:
     """A little slowness that no plan does better with says nothing of what comes a few steps later."""
     made = plan(problem(), "optimal")

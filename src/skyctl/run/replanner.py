@@ -263,7 +263,9 @@ class Replanner:
                     f"takes about {self.restart_s:.0f} s; it stays on standby, for copies of checkpoints"
                 )
             return
-        if found.is_trial and collected is not None:
+        if found.is_trial:
+            if collected is None or collected.reported - collected.first < 2:
+                return  # the attempt that it was seen in has ended: nothing to compare the new plan with
             self._trial = _PlanTrial(plan, found.plan, _median_step_s(plan, collected))
         self.decided = PlanChange(found.plan, found.why)
 
