@@ -161,7 +161,7 @@ def _undisturbed_steps(needs: int | None, attempts: list[dict[str, Any]], steps:
     """How many of a run's steps, from the first on, have the losses of an undisturbed run."""
     if needs is None:
         return 0
-    return min([steps, *(one["from_step"] for one in attempts if len(one["devices"]) < needs)])
+    return min([steps, *(int(one["from_step"]) for one in attempts if len(one["devices"]) < needs)])
 
 
 def run_seeds(

@@ -17,7 +17,8 @@ from typing import Any
 from surviving import lab
 
 forms = lab.of_tests("helpers.forms")
-FORMS, NODES = forms.FORMS, forms.NODES
+FORMS: dict[str, Any] = forms.FORMS
+NODES: tuple[str, ...] = forms.NODES
 SLEEP_S = 0.012
 DISK = "48m"
 SPEC = {"nodes": [{"name": name, "cpus": 0.6, "memory_gib": 2, "rate_mbit": 200} for name in NODES]}
