@@ -1,0 +1,61 @@
+"""A node that lies in the middle of the sums of ``skyctl bench-sync``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ..helpers.commands import Skyctl
+from .liars import LIAR, nothing_is_left, write_cluster
+from .test_lying_holder import FROM_STEP
+
+pytestmark = pytest.mark.attack
+SUMS = ("bench-sync", "--bytes", "1MB", "--sync", "ring,star")
+
+LIES = f"""\
+import os
+import sys
+
+if os.environ.get("LIE") and sys.orig_argv[-1] == "skyctl.worker.rank":
+    from skyctl.worker import sum_messages
+    from skyctl.worker.sum_messages import GRADIENTS, HEADER, SumMessage, SumStamp
+
+    honest = sum_messages.OutgoingMessages.send
+
+    def send(self, message):
+        stamp = SumStamp(*HEADER.unpack_from(message._memory)[:-1])
+        if stamp.kind == GRADIENTS and stamp.step >= {FROM_STEP}:
+            if os.environ["LIE"] == "length":
+                message = SumMessage(stamp.nbytes + 4)
+                message.stamp(stamp)
+            else:
+                message.stamp(stamp._replace(kind=9))
+        honest(self, message)
+
+    sum_messages.OutgoingMessages.send = send
+"""
+"""The workload is skyctl's own, so this is what the nodes' Pythons begin with."""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
+    folder = tmp_path_factory.mktemp("lying")
+    for name in ("work", "begins"):
+        (folder / name).mkdir()
+    (folder / "begins/sitecustomize.py").write_text(LIES)
+    made = Skyctl(folder / "work", folder / "state")
+    made.env |= {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(folder / "begins")}
+    write_cluster(made.folder, "")
+    made.run(*SUMS, "--repeat", "1")
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(("lie", "said"), [("length", "bytes where"), ("kind", "sent unknown (9)")])
+def test_the_liar_is_named(three: Skyctl, lie: str, said: str) -> None:
+    write_cluster(three.folder, lie)
+    err = three.run(*SUMS, "--repeat", str(2 * FROM_STEP), code=4).stderr
+    assert f"error: node {LIAR} sent " in err
+    assert said in err
+    nothing_is_left(three)
