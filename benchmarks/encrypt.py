@@ -29,7 +29,9 @@ from runs.driver import worker_driver  # noqa: E402
 from skyctl.probe.node import message_overhead  # noqa: E402
 from skyctl.remote.credentials import make_tls_certificate  # noqa: E402
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection  # noqa: E402
+from skyctl.transport.process_group import SkyctlProcessGroup  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
+from skyctl.worker.peer import Peer  # noqa: E402
 from skyctl.workload.workload import load_workload  # noqa: E402
 from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
 
@@ -53,10 +55,10 @@ def pair_figures(identity: TlsIdentity | None) -> dict[str, float]:
     try:
         large_cpu_s, large_s = _stream(ends, MESSAGE_BYTES, MESSAGES)
         small_cpu_s, _ = _stream(ends, SMALL_BYTES, SMALLS)
-        trips: list[float] = []
-        asking = threading.Thread(target=lambda: trips.append(ends[1].measure_round_trip_s(200)))
+        peers = [Peer(SkyctlProcessGroup(end, 2, {1 - end: ends[end]}), 1 - end) for end in (0, 1)]
+        asking = threading.Thread(target=peers[1].measure_latency, args=(200,))
         asking.start()
-        ends[0].measure_round_trip_s(200)
+        peers[0].measure_latency(200)
         asking.join()
     finally:
         for end in ends:
@@ -67,7 +69,7 @@ def pair_figures(identity: TlsIdentity | None) -> dict[str, float]:
         "mb_per_s": megabytes / large_s,
         "cpu_ms_per_mb": 1e3 * large_cpu_s / megabytes,
         "small_us": 1e6 * small_cpu_s / SMALLS,
-        "round_trip_us": 1e6 * trips[0],
+        "round_trip_us": 2e6 * peers[0].latency_s,
         "stage_us": 1e6 * beside.stage_s,
         "stage_us_per_mb": 1e12 * beside.byte_s,
     }

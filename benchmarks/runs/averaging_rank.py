@@ -13,8 +13,9 @@ import torch  # noqa: E402 — the filter must come first
 from torch import distributed, nn  # noqa: E402
 
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
+from skyctl.transport.process_group import SkyctlProcessGroup  # noqa: E402
 from skyctl.worker.gradient_sync import GradientSync  # noqa: E402
-from skyctl.worker.stage_io import Neighbour  # noqa: E402
+from skyctl.worker.peer import Peer  # noqa: E402
 
 HOST = "127.0.0.1"
 SECRET = "averaging benchmark"
@@ -45,7 +46,7 @@ def ring_routes(rank: int, count: int) -> list[dict[str, object]]:
     return routes
 
 
-def connect_ring(rank: int, count: int) -> dict[int, Neighbour]:
+def connect_ring(rank: int, count: int) -> dict[int, Peer]:
     """Connections to the rank before and the one after; Gloo tells the ports."""
     before, after = (rank - 1) % count, (rank + 1) % count
     peers = {other: PeerConnection(f"rank {other}", TIMEOUT_S, secret=SECRET) for other in (before, after)}
@@ -57,7 +58,8 @@ def connect_ring(rank: int, count: int) -> dict[int, Neighbour]:
     peers[before].connect(HOST, int(ports[before]), HOST, TIMEOUT_S)
     if rank != 0:
         peers[after].accept(TIMEOUT_S)
-    return {other: Neighbour(connection) for other, connection in peers.items()}
+    group = SkyctlProcessGroup(rank, count, peers)
+    return {other: Peer(group, other) for other in peers}
 
 
 class Parameters(nn.Module):
@@ -123,7 +125,7 @@ def main() -> None:
             return
         say("done", repr(ended))
     for peer in peers.values():
-        peer.connection.close()
+        peer.close()
     sync.close()
     distributed.destroy_process_group()
 

@@ -67,8 +67,7 @@ class Role:
 
 def _sum(rank: int, peers: Peers) -> None:
     routes = star(COUNT, root=2)
-    connections = {other: peer.connection for other, peer in peers.items()}
-    part = RouteSum(0, [RoutePlace.from_payload(one) for one in places(routes, rank)], connections)
+    part = RouteSum(0, [RoutePlace.from_payload(one) for one in places(routes, rank)], peers)
     layout = make_layout(NUMBERS, [1.0], CHUNK)
     try:
         for step in range(STEPS):
@@ -127,7 +126,7 @@ def _average(rank: int, peers: Peers) -> None:
 def _close(peers: Peers) -> None:
     """As at the end of a rank's process, whatever ended it."""
     for peer in peers.values():
-        peer.connection.close()
+        peer.close()
 
 
 ROLES: Mapping[str, Role] = {
@@ -201,7 +200,7 @@ class Liar:
         elif kind == "swapped":
             self._held = [lambda: honest(false, tag)]
         if kind in ("lost", "silent", "swapped"):
-            return SimpleNamespace(wait=lambda timeout_s=None: None)
+            return SimpleNamespace(wait=lambda timeout=None: True)
         return honest(false, tag)
 
 
@@ -235,7 +234,7 @@ def _play(role: Role, liar: Liar, limit_s: float = STUCK_S) -> Outcome:
     errors: list[tuple[int, BaseException]] = []
     with mock.patch.object(ongoing_sum, "LINGER_S", STUCK_S / 4), connected(role.routes, COUNT) as ends:
         for peer in ends[role.liar].values():
-            liar.speak_for(peer.connection)
+            liar.speak_for(peer._group._pairs[peer.rank])
 
         def attempt(rank: int) -> None:
             try:

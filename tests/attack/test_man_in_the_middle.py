@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.attack import middle
 from tests.attack.rank_forms import FORMS, payloads
 
 from skyctl.errors import RunError
 from skyctl.remote.credentials import make_credentials
-from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 
 Workloads = Callable[..., dict[str, Any]]
@@ -36,16 +38,16 @@ class Neighbours:
     """The connections of four ranks: ``pairs[i]`` is where rank i listens and rank i + 1 connects."""
 
     def __init__(self, encrypt: bool) -> None:
-        told = make_credentials(4, encrypt=encrypt)
+        told = make_credentials(4, [(0, 1), (1, 2), (2, 3)], encrypt=encrypt)
         identity = TlsIdentity.from_credentials(told[0].get("tls"))
 
-        def end(rank: int, side: str) -> PeerConnection:
-            other = f"rank {rank + (1 if side == 'next' else -1)}"
+        def end(rank: int, other: int) -> PeerConnection:
+            secret = told[rank]["secrets"][str(other)]
             return PeerConnection(
-                other, 10.0, secret=told[rank]["secrets"][side], identity=identity, log=lambda _line: None
+                f"rank {other}", 10.0, secret=secret, identity=identity, log=lambda _line: None
             )
 
-        self.pairs: list[Ends] = [(end(i, "next"), end(i + 1, "previous")) for i in range(3)]
+        self.pairs: list[Ends] = [(end(i, i + 1), end(i + 1, i)) for i in range(3)]
 
     def meet(self, listening: int, connecting: int, door: middle.Middle, limit_s: float = 4.0) -> list[Any]:
         """What came of both ends where the connector of one pair is led to the listener of another."""
@@ -168,11 +170,11 @@ def test_through_tls_nothing_is_changed_unnoticed(
     assert "rank 1" in str(_error_of(*waits))
 
 
-def _error_of(*transfers: Work) -> RunError | None:
+def _error_of(*transfers: dist.Work) -> RunError | None:
     """What the first that fails ends with."""
     try:
         for transfer in transfers:
-            transfer.wait(10.0)
+            transfer.wait(timedelta(seconds=10))
     except RunError as error:
         return error
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import signal
@@ -71,8 +70,16 @@ class Stage:
         helpers: int = 0,
     ) -> None:
         self.tasks = [Scripted(f"rank-{i}") for i in range(ranks)]
+        self.secrets: dict[int, dict[str, str]] = {}
+        ends = [None, *({"rank": i} for i in range(ranks)), None]
         specs = [
-            RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"steps": steps, "layers": [i, i + 1]}) for i in range(ranks)
+            RankSpec(
+                i,
+                f"n{i}",
+                f"n{i}/cpu:0",
+                {"steps": steps, "layers": [i, i + 1], "previous": ends[i], "next": ends[i + 2]},
+            )
+            for i in range(ranks)
         ]
         if beside:  # a pipeline each, and each sums with each
             for spec in specs:
@@ -104,7 +111,8 @@ class Stage:
 
     def _starter(self, rank: int) -> Any:
         def start(module: str, payload: dict[str, Any], *, name: str) -> Scripted:
-            assert all(len(payload["secrets"][side]) == 32 for side in ("previous", "next"))
+            assert all(len(secret) == 32 for secret in payload["secrets"].values())
+            self.secrets[rank] = payload["secrets"]
             return self.tasks[rank]
 
         return start
@@ -116,7 +124,9 @@ class Stage:
     def ready(self) -> None:
         for i, task in enumerate(self.tasks):
             if i + 1 < len(self.tasks):
-                task.say({"event": "listening", "port": 1000 + i, "address": "192.0.2.1"})
+                task.say({"event": "stored", "key": f"{i}/{i + 1}", "value": f"0{i}"})
+            if i:
+                task.say({"event": "wanted", "key": f"{i - 1}/{i}"})
             task.say({"event": "ready"})
         self.run.start()
 
@@ -143,9 +153,11 @@ def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
     stage = stages(3)
     stage.ready()
     assert stage.tasks[1].sent == [
-        {"op": "connect", "host": "192.0.2.1", "port": 1000},
+        {"op": "stored", "key": "0/1", "value": "00"},
         {"op": "start"},
     ]
+    assert [sorted(told) for told in stage.secrets.values()] == [["1"], ["0", "2"], ["1"]]
+    assert stage.secrets[0]["1"] == stage.secrets[1]["0"] != stage.secrets[1]["2"]
     stage.step(0)
     stage.step(1)
     for i, task in enumerate(stage.tasks):
@@ -157,7 +169,7 @@ def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
 
 def test_a_rank_that_never_speaks_is_named(stages) -> None:
     stage = stages(2)
-    stage.tasks[0].say({"event": "listening", "port": 1, "address": "192.0.2.1"}, {"event": "ready"})
+    stage.tasks[0].say({"event": "stored", "key": "0/1", "value": "00"}, {"event": "ready"})
     with pytest.raises(RunError, match=r"no sign of life from rank [01] on n[01]/cpu:0"):
         stage.run.start()
 
@@ -280,17 +292,13 @@ def test_pipelines_side_by_side_are_connected_in_pairs_and_compared(stages) -> N
     said: list[str] = []
     stage = stages(3, 2, RunCallbacks(warn=said.append), beside=True)
     for low, high in ((0, 1), (0, 2), (1, 2)):
-        address = {"event": "listening", "address": "192.0.2.1", "port": 1000 + 10 * low + high, "peer": high}
-        stage.tasks[low].say(address)
+        stage.tasks[high].say({"event": "wanted", "key": f"{low}/{high}"})
+        stage.tasks[low].say({"event": "stored", "key": f"{low}/{high}", "value": f"0{low}0{high}"})
     for task in stage.tasks:
         task.say({"event": "ready"})
     stage.run.start()
-    told = [[m for m in task.sent if m["op"] == "connect"] for task in stage.tasks]
-    assert [[(m["peer"], m["port"]) for m in one] for one in told] == [
-        [],
-        [(0, 1001)],
-        [(0, 1002), (1, 1012)],
-    ]
+    told = [[(m["key"], m["value"]) for m in task.sent if m["op"] == "stored"] for task in stage.tasks]
+    assert list(map(sorted, told)) == [[], [("0/1", "0001")], [("0/2", "0002"), ("1/2", "0102")]]
     stage.step(0, loss=0.25)
     for task, norm in zip(stage.tasks, (2.0, 2.001, 2.1), strict=True):
         layers = {"0": {"sha256": "a" * 64, "bytes": 4}} if task is stage.tasks[0] else {}
@@ -310,10 +318,8 @@ SUMS = {"layers": [5, 0, 7], "parameters": 3, "figures": 0}
 
 
 def with_helper(stages, *sums: Any) -> Stage:
-    """Holders that have said what they sum, and a helper; their pairs are connected."""
+    """Holders that have said what they sum, and a helper."""
     stage: Stage = stages(len(sums) + 1, 2, beside=True, helpers=1)
-    for low, high in itertools.combinations(range(len(sums) + 1), 2):
-        stage.tasks[low].say({"event": "listening", "address": "192.0.2.1", "port": 9, "peer": high})
     for task, said in zip(stage.tasks, (*sums, None), strict=True):
         task.say({"event": "ready", **({"sums": said} if said else {})})
     return stage
@@ -485,18 +491,20 @@ def test_helpers_that_tell_of_steps_are_refused(stages) -> None:
         stage.run.watch(0.1)
 
 
-@pytest.mark.parametrize(
-    ("message", "fault"),
-    [
-        (
-            {"event": "listening", "address": "192.0.2.1", "port": 7, "peer": 0},
-            "rank 0 is not to connect to it",
-        ),
-        ({"event": "listening", "address": "192.0.2.1", "port": 7}, "no rank comes after it"),
-    ],
-)
-def test_a_rank_listens_for_those_alone_that_are_to_connect(stages, message: Any, fault: str) -> None:
+@pytest.mark.parametrize("message", [{"event": "wanted"}, {"event": "stored", "value": ""}])
+def test_a_rank_that_fills_the_store_is_refused(stages, message: Any) -> None:
     stage = stages(2, beside=True)
-    stage.tasks[1].say(message)
-    with pytest.raises(ProtocolError, match=fault):
+    stage.tasks[1].say(*({**message, "key": str(number)} for number in range(200)))
+    with pytest.raises(ProtocolError, match="it has used 80 keys, the most") as caught:
         stage.run.start()
+    assert caught.value.node == "n1"
+
+
+def test_two_ranks_that_say_different_things_of_a_key_are_both_named(stages) -> None:
+    stage = stages(2)
+    stage.tasks[0].say({"event": "stored", "key": "0/1", "value": "00"})
+    stage.tasks[1].say({"event": "stored", "key": "0/1", "value": "01"})
+    with pytest.raises(RunError, match=r"rank 0 .*rank 1 .*nothing tells which of them is wrong"):
+        stage.run.start()
+    assert stage.run.failure is not None
+    assert stage.run.failure.final

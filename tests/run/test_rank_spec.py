@@ -27,8 +27,8 @@ from skyctl.run.rank_spec import (
     clock_references,
     holding_specs,
     last_ranks,
+    peer_pairs,
     rank_specs,
-    sync_pairs,
     used_nodes,
 )
 from skyctl.run.round_spec import check_rounds
@@ -227,7 +227,7 @@ def test_pipelines_side_by_side_know_their_microbatches_and_whom_to_sum_with() -
     ]
     [root] = first["sync"]["groups"][0]["routes"]
     assert (root["up_children"], root["up_parent"], root["down_children"]) == ([1], None, [1])
-    assert (last_ranks(specs), sync_pairs(specs)) == ((0, 1), [(0, 1)])
+    assert (last_ranks(specs), peer_pairs(specs)) == ((0, 1), [(0, 1)])
     assert [(p["sync"]["clock_of"], p["sync"]["clock_for"]) for p in (first, second)] == [
         (None, [1]),
         (0, []),
@@ -275,7 +275,7 @@ def test_a_helper_comes_last_and_is_told_no_workload() -> None:
     assert group["agreement"] == {"share": 0.5, **nowhere, "down_parent": 1}
     agreements = [spec.payload["sync"]["groups"][0]["agreement"] for spec in specs[:2]]
     assert [one["down_children"] for one in agreements] == [[1], [2]]
-    assert (last_ranks(specs), sync_pairs(specs)) == ((0, 1), [(0, 1), (0, 2), (1, 2)])
+    assert (last_ranks(specs), peer_pairs(specs)) == ((0, 1), [(0, 1), (0, 2), (1, 2)])
     assert clock_references(specs) == [None, 0, 0]
 
 
@@ -311,7 +311,7 @@ def test_both_ends_of_a_connection_give_a_group_the_same_tags() -> None:
         [None, 3],
         [2, None],
     ]
-    assert sync_pairs(specs) == [(0, 2), (1, 2), (1, 3)]
+    assert peer_pairs(specs) == [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)]
     assert last_ranks(specs) == (1, 3)
     assert clock_references(specs) == [None, 0, 0, 2]
     compared = [(spec.payload["sync"]["clock_of"], spec.payload["sync"]["clock_for"]) for spec in specs]

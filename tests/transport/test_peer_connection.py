@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -180,22 +181,6 @@ def test_much_sent_both_ways_at_once_arrives_whole(
     assert "same True\n" in (process.stdout.readline(), process.stdout.readline())
 
 
-def test_round_trip_is_known_to_both_ends(tls: Tls) -> None:
-    pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
-    process = _start(pair.listen("127.0.0.1"), "s", tls)
-    try:
-        pair.accept(30.0)
-        _tell(process, "print(pair.measure_round_trip_s(3), flush=True)")
-        here = pair.measure_round_trip_s(3)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "connected\n"
-        assert float(process.stdout.readline()) == here > 0
-    finally:
-        pair.close()
-        process.kill()
-        process.communicate()
-
-
 def test_a_peer_that_dies_is_named_as_lost(tls: Tls) -> None:
     pair = PeerConnection("rank 7 (n7)", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
     process = _start(pair.listen("127.0.0.1"), "s", tls)
@@ -229,7 +214,7 @@ def test_silence_is_an_error_after_the_limit_and_close_ends_waits(tls: Tls) -> N
         waiter = threading.Thread(target=wait)
         waiter.start()
         with pytest.raises(RunError, match="nothing came through between this rank and rank 1"):
-            pair.recv(torch.empty(1), FIRST_TAG + 1).wait(0.05)
+            pair.recv(torch.empty(1), FIRST_TAG + 1).wait(timedelta(seconds=0.05))
         pair.close()
         waiter.join(10)
         assert not waiter.is_alive()

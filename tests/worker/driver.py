@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import queue
 import signal
@@ -142,20 +143,23 @@ class Pool:
         ``route``: where the next rank is led that is to reach this one at that host and port.
         """
         outcome = Outcome()
+        stored: dict[str, str] = {}
+        wanted: list[tuple[int, str]] = []
         for rank, payload in enumerate(payloads):
-            self.processes[rank].send({"payload": payload})
+            own = {str(other): f"{sorted((rank, other))}" for other in range(len(payloads))}
+            told = {"secrets": own, "ranks": len(payloads), **payload}
+            self.processes[rank].send({"payload": told})
         open_ranks = set(range(len(payloads)))
         ready: dict[int, Event] = {}
         while open_ranks:
             rank, event = self._next(open_ranks)
             outcome.order.append((rank, event))
             kind = event["event"]
-            if kind == "listening":
-                host, port = route(rank, event["address"], event["port"])
-                peer = event.get("peer")
-                listener = {} if peer is None else {"peer": rank}
-                caller = self.processes[rank + 1 if peer is None else peer]
-                caller.send({"op": "connect", "host": host, "port": port, **listener})
+            if kind == "stored":
+                host, port = route(rank, *listening_at(event))
+                stored[event["key"]] = json.dumps([host, port]).encode().hex()
+            elif kind == "wanted":
+                wanted.append((rank, event["key"]))
             elif kind == "ready":
                 ready[rank] = event
                 if len(ready) == len(payloads):
@@ -174,6 +178,10 @@ class Pool:
             else:
                 outcome.errors[rank] = event
                 open_ranks.discard(rank)
+            for waiting in [one for one in wanted if one[1] in stored]:
+                wanted.remove(waiting)
+                caller, key = waiting
+                self.processes[caller].send({"op": "stored", "key": key, "value": stored[key]})
             on_event(self, rank, event)
         return outcome
 
@@ -195,6 +203,12 @@ class Pool:
             process.close()
 
 
+def listening_at(event: Event) -> tuple[str, int]:
+    """The address at which a rank waits for another one, as it has stored it."""
+    host, port = json.loads(bytes.fromhex(event["value"]))
+    return host, port
+
+
 def payloads(
     workload: Event, cuts: list[int], microbatches: int, schedule: str, steps: int, **options: Any
 ) -> list[Event]:
@@ -212,7 +226,6 @@ def payloads(
     return [
         {
             "run_id": "test",
-            "secrets": {"previous": f"test {stage - 1}", "next": f"test {stage}"},
             "rank": stage,
             "stage": stage,
             "stages": stages,
@@ -263,7 +276,6 @@ def side_by_side(
                 "pipeline": rank,
                 "in_flight": 1,
                 "microbatch_range": [first, first + share],
-                "secrets": {"peers": {str(peer): f"{min(rank, peer)} {max(rank, peer)}" for peer in peers}},
                 "sync": {
                     "format": "float32",
                     "chunk_bytes": 128,

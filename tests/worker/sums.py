@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from skyctl.transport.peer_connection import PeerConnection
-from skyctl.worker.stage_io import Neighbour
+from skyctl.transport.process_group import SkyctlProcessGroup
+from skyctl.worker.peer import Peer
 
 Edges = Sequence[tuple[int, int]]
 RouteEdges = tuple[float, int, Edges, Edges]
@@ -52,10 +53,10 @@ def places(routes: Sequence[RouteEdges], rank: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def connected(routes: Sequence[RouteEdges], count: int) -> Iterator[list[dict[int, Neighbour]]]:
-    """By rank, its connections to those that a route joins it with."""
+def connected(routes: Sequence[RouteEdges], count: int) -> Iterator[list[dict[int, Peer]]]:
+    """By rank, those that a route joins it with, each reached over a connection of its own."""
     pairs = {(min(edge), max(edge)) for _, _, up, down in routes for edge in (*up, *down)}
-    ends: list[dict[int, Neighbour]] = [{} for _ in range(count)]
+    ends: list[dict[int, PeerConnection]] = [{} for _ in range(count)]
     with ThreadPoolExecutor(1) as pool:
         for low, high in sorted(pairs):
             listening = PeerConnection(f"rank {high}", 20.0, secret=f"{low} {high}", peer_rank=high)
@@ -64,13 +65,13 @@ def connected(routes: Sequence[RouteEdges], count: int) -> Iterator[list[dict[in
             accepted = pool.submit(listening.accept, 20.0)
             calling.connect("127.0.0.1", port, timeout_s=20.0)
             accepted.result()
-            ends[low][high], ends[high][low] = Neighbour(listening), Neighbour(calling)
+            ends[low][high], ends[high][low] = listening, calling
+    groups = [SkyctlProcessGroup(rank, count, pairs) for rank, pairs in enumerate(ends)]
     try:
-        yield ends
+        yield [{rank: Peer(group, rank) for rank in pairs} for group, pairs in zip(groups, ends, strict=True)]
     finally:
-        for peers in ends:
-            for peer in peers.values():
-                peer.connection.close()
+        for group in groups:
+            group.close()
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:

@@ -64,9 +64,9 @@ def test_strangers_at_a_ranks_port_do_not_disturb_the_run(
     strangers: list[socket.socket] = []
 
     def come(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
-        if event["event"] == "listening":  # the peer has been told of it just now
+        if event["event"] == "stored":  # the peer is told of it just now
             for said in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(40)):
-                strangers.append(socket.create_connection((event["address"], event["port"]), 10))
+                strangers.append(socket.create_connection(driver.listening_at(event), 10))
                 strangers[-1].sendall(said)
 
     try:

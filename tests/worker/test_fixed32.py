@@ -121,7 +121,7 @@ def summed_in_order(
             part = RouteSum(
                 0,
                 [RoutePlace.from_payload(p) for p in places(routes, rank)],
-                {other: peer.connection for other, peer in ends[rank].items()},
+                ends[rank],
             )
             mine = given[3 * rank : 3 * rank + 3]
             own = mine[0][0] + mine[1][0] + mine[2][0]

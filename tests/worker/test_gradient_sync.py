@@ -68,6 +68,7 @@ def test_losses_are_those_of_one_device(
     resume = resuming(found["two"], kept, step=3)
     cut = driver.payloads(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=resume, **options)
     rest = pool.run(cut)
+    assert not rest.errors, rest.errors
     assert rest.losses == pytest.approx(expected.losses[3:], rel=1e-5), "a pipeline goes on from it"
     back = tmp_path / "back"
     cut = driver.payloads(

@@ -23,7 +23,7 @@ from skyctl.checkpoint import safetensors
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, rank_specs, sync_pairs
+from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -70,7 +70,7 @@ def told(pipelines: Pipelines, spec: Any, steps: int, star: bool = False, **opti
         addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, trace=options.pop("trace", False),
         weights=options.pop("weights", False),
     )  # fmt: skip
-    secrets = make_credentials(len(made), encrypt=encrypt, pairs=sync_pairs(made))
+    secrets = make_credentials(len(made), peer_pairs(made), encrypt=encrypt)
     payloads = [
         {**one.payload, **secret, **options, "facts": False}
         for one, secret in zip(made, secrets, strict=True)

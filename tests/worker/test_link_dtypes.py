@@ -79,7 +79,7 @@ def test_only_the_pairs_that_a_plan_needs_connect(pool: Any, driver: ModuleType,
 
     outcome = pool.run(driver.payloads(workload(), [0, 2, 4, 7], 4, "1f1b", 20), look)
     assert not outcome.errors, outcome.errors
-    assert [rank for rank, event in outcome.order if event["event"] == "listening"] in ([0, 1], [1, 0])
+    assert [rank for rank, event in outcome.order if event["event"] == "stored"] in ([0, 1], [1, 0])
     assert found == {(0, 1), (1, 2)}
 
 

@@ -19,7 +19,7 @@ from tests.worker.workloads import DROPOUT, edit_workload
 from skyctl.checkpoint import safetensors
 from skyctl.records.plan import Plan
 from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, rank_specs, sync_pairs
+from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -64,7 +64,7 @@ def told(
         plan, CLUSTER, run_id="test", steps=rounds, workload=dict.fromkeys(NAMES, spec),
         addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, weights=options.pop("weights", False),
     )  # fmt: skip
-    secrets = make_credentials(len(ranks), encrypt=False, pairs=sync_pairs(ranks))
+    secrets = make_credentials(len(ranks), peer_pairs(ranks), encrypt=False)
     found = [
         {**one.payload, **secret, **options, "facts": False}
         for one, secret in zip(ranks, secrets, strict=True)

@@ -85,7 +85,7 @@ def test_errors_before_the_start_name_their_phase(workload: Workloads, pool: Any
         ({"microbatches": 9}, [0, 7], "WorkloadError", "9 microbatches"),
     ]
     for options, cuts, kind, words in wrong:
-        payload = driver.payloads(spec, cuts, 4, "1f1b", 2)[0] | options
+        payload = driver.payloads(spec, cuts, 4, "1f1b", 2)[0] | {"secrets": {"1": "s"}, "ranks": 2} | options
         event = pool.run([payload]).errors[0]
         assert event["type"] == kind, event
         assert words in event["message"]

@@ -10,9 +10,9 @@ import torch
 from tests.helpers.rounding import rounding
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 
-from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.peer import FIRST_SUM_TAG
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
@@ -40,7 +40,7 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
     with connected(routes, count) as ends:
 
         def act(rank: int) -> Any:
-            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            peers = ends[rank]
             part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
             found = []
             for step in range(steps):
@@ -112,17 +112,17 @@ def test_small_layers_share_a_bucket() -> None:
     assert make_layout([[40], [40], []], [1.0], 15).last_layer_of == (0, 1, 2)
 
 
-def lying(message: SumMessage, tag: int = FIRST_TAG + 2, name: str = "float32") -> Any:
+def lying(message: SumMessage, tag: int = FIRST_SUM_TAG + 2, name: str = "float32") -> Any:
     """What rank 0, the root of a star, makes of one message of rank 1."""
     routes = star(2)
     layout = make_layout([[4]], [1.0], 4)
     with connected(routes, 2) as ends:
-        peers = {1: ends[0][1].connection}
+        peers = {1: ends[0][1]}
         part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, 0)], peers)
         ongoing = OngoingSum(layout, 5, kind=GRADIENTS, format=name)
         part.begin(ongoing, 2)
         ongoing.add_bucket([torch.zeros(4)])
-        ends[1][0].connection.send(message.tensor, tag)
+        ends[1][0].send(message.tensor, tag)
 
         def wait(_: int) -> None:
             part.agree(b"\0\0")
@@ -158,7 +158,7 @@ def test_a_message_of_another_size_or_an_odd_agreement_is_refused() -> None:
     odd = SumMessage(2)
     odd.stamp(SumStamp(AGREEMENT, 5, 0, 0, UP, 0, 2))
     odd.fill(b"\1\7")
-    assert "bytes above 1" in lying(odd, FIRST_TAG)
+    assert "bytes above 1" in lying(odd, FIRST_SUM_TAG)
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
@@ -176,7 +176,7 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
     with connected(routes, 3) as ends:
 
         def act(rank: int) -> Any:
-            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            peers = ends[rank]
             part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
             ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
             part.begin(ongoing, 1)
@@ -233,7 +233,7 @@ def test_each_rank_knows_who_told_it_that_the_run_ends(teller: int | None, told_
     with connected(TREE, 4) as ends:
 
         def act(rank: int) -> Any:
-            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            peers = ends[rank]
             part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], peers)
             for step in range(3):
                 ongoing = OngoingSum(layout, step, kind=GRADIENTS, helps=True)

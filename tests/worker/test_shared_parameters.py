@@ -60,7 +60,6 @@ def holding(payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "down_parent": None if rank == root else root,
             "down_children": others if rank == root else [],
         }
-        payloads[rank]["secrets"]["peers"] = {str(p): f"{min(p, rank)} {max(p, rank)}" for p in peers}
         payloads[rank]["sync"] = {
             "format": "float32",
             "chunk_bytes": 64,

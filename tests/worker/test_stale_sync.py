@@ -21,10 +21,10 @@ from torch import nn
 from skyctl.checkpoint import safetensors
 from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
+from skyctl.worker.peer import FIRST_SUM_TAG
 from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.stale_sync import StaleSync
 from skyctl.workload.recipe import Recipe
@@ -263,7 +263,7 @@ def test_the_slowest_is_waited_for_and_meetings_hold_everybody() -> None:
 
 def _pair(ends: Any, rank: int) -> PushPull:
     [peer] = ends[rank].values()
-    return PushPull(peer.connection, group=0, first_tag=FIRST_TAG + 4, numel=26, parameters=4, chunk_bytes=16)
+    return PushPull(peer, group=0, first_tag=FIRST_SUM_TAG + 4, numel=26, parameters=4, chunk_bytes=16)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_lying_worker_ends_the_run_and_is_named(lie: Callable[[PushPull], None
                     sync.finish(is_last=False)
             finally:
                 for peer in ends[0].values():
-                    peer.connection.close()
+                    peer.close()
                 sync.close()
 
         error, _ = together(2, act)

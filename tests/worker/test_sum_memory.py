@@ -45,17 +45,18 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     """One rank: connects, sums once, and tells by how much its memory grew, and whether the sum is right."""
     import torch
 
-    from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+    from skyctl.transport.peer_connection import PeerConnection
+    from skyctl.transport.process_group import SkyctlProcessGroup
     from skyctl.worker.ongoing_sum import OngoingSum
+    from skyctl.worker.peer import Peer
     from skyctl.worker.route_sum import RoutePlace, RouteSum
-    from skyctl.worker.stage_io import Neighbour
     from skyctl.worker.sum_helper import SumHelper
     from skyctl.worker.sum_layout import make_layout
     from skyctl.worker.sum_messages import GRADIENTS
     from skyctl.worker.summed_gradients import AGREED_FLAGS
 
     torch.set_num_threads(1)
-    peers = {}
+    pairs = {}
     for low in range(COUNT):
         for high in range(low + 1, COUNT):
             if rank not in (low, high):
@@ -67,14 +68,16 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
                 peer.accept(60.0)
             else:
                 peer.connect("127.0.0.1", line.recv(), timeout_s=60.0)
-            peers[other] = peer
+            pairs[other] = peer
+    group = SkyctlProcessGroup(rank, COUNT, pairs)
+    peers = {other: Peer(group, other) for other in pairs}
     numels = [nbytes // 16] * 4
     given = [torch.full((numel,), float(rank + 1)) for numel in numels] if rank < HOLDERS else []
     routes = places(ROUTES, rank)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_bytes("VmRSS")
     if given:
-        sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers, FIRST_TAG)
+        sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers)
         layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
         ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
         sums.begin(ongoing, AGREED_FLAGS + 4)
@@ -83,10 +86,10 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
         sums.agree(bytes(AGREED_FLAGS + 4))
         ongoing.wait()
     else:
-        group = {"number": 0, "first_tag": 0, "routes": routes, "agreement": routes[0]}
-        sync = {"format": "float32", "chunk_bytes": CHUNK_BYTES, "groups": [group]}
+        told = {"number": 0, "first_tag": 0, "routes": routes, "agreement": routes[0]}
+        sync = {"format": "float32", "chunk_bytes": CHUNK_BYTES, "groups": [told]}
         sizes = {"layers": numels, "parameters": 4, "figures": 0}
-        helper = SumHelper(sync, sizes, {other: Neighbour(peer) for other, peer in peers.items()})
+        helper = SumHelper(sync, sizes, peers)
         assert not helper.sum_gradients(0)
     grown = memory_bytes("VmHWM") - before
     line.send((grown, all(bool((tensor == 3.0).all()) for tensor in given)))

@@ -10,28 +10,20 @@ from typing import Any
 SECRET_BYTES = 16
 
 
-def make_credentials(
-    ranks: int, *, encrypt: bool, pairs: Sequence[tuple[int, int]] = ()
-) -> list[dict[str, Any]]:
+def make_credentials(ranks: int, pairs: Sequence[tuple[int, int]], *, encrypt: bool) -> list[dict[str, Any]]:
     """What each rank is told, in rank order.
 
-    ``secrets``: by side (``previous``, ``next``) what it shares with that neighbour in this attempt, and with
-    nobody else; ``peers``: by rank, the same of those it sums gradients with. To encrypt also ``tls``: a
-    certificate and its key (PEM), the same for all.
+    ``secrets``: by rank what it shares with that peer in this attempt, and with nobody else. To encrypt also
+    ``tls``: a certificate and its key (PEM), the same for all.
 
     Args:
-        pairs: the ranks that sum gradients with each other.
+        pairs: the ranks that exchange tensors with each other.
     """
-    sides = [secrets.token_hex(SECRET_BYTES) for _ in range(ranks + 1)]
     shared = {"tls": make_tls_certificate()} if encrypt else {}
     peers: list[dict[str, str]] = [{} for _ in range(ranks)]
     for one, other in pairs:
         peers[one][str(other)] = peers[other][str(one)] = secrets.token_hex(SECRET_BYTES)
-    told: list[dict[str, Any]] = []
-    for i in range(ranks):
-        beside = {"peers": peers[i]} if peers[i] else {}
-        told.append({"secrets": {"previous": sides[i], "next": sides[i + 1], **beside}, **shared})
-    return told
+    return [{"secrets": told, **shared} for told in peers]
 
 
 def make_tls_certificate() -> dict[str, str]:

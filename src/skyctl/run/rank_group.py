@@ -1,8 +1,8 @@
 """The processes of one attempt: starts the ranks, brings the pairs together, watches and stops them.
 
-The launcher relays the rendezvous: a rank that another is to connect to listens and says where; the other is
-told. Every rank says every few seconds that it is alive and what it is at; who falls silent is named
-(``health_monitor``), and so are all of them when each only waits for another. However an attempt ends,
+The launcher keeps the store over which ranks find each other (``rendezvous``). Every rank says every few
+seconds that it is alive and what it is at; who falls silent is named (``health_monitor``), and so are all of
+them when each only waits for another. However an attempt ends,
 ``stop`` kills its tasks, unless the run is to go on without this process.
 """
 
@@ -29,17 +29,19 @@ from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_reports import RankReports
-from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, rank_task_name, sync_pairs
+from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, peer_pairs, rank_task_name
+from skyctl.run.rendezvous import Rendezvous
 from skyctl.run.step_metrics import StepCollector
 from skyctl.run.sum_claims import Claims, describe_claim, wrong_ranks
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     EnvironmentEvent,
     HeartbeatEvent,
-    ListeningEvent,
+    KeyWantedEvent,
     RankEvent,
     RankResult,
     ReadyEvent,
+    StoredEvent,
     SumSizes,
 )
 
@@ -102,7 +104,7 @@ class RankGroup:
         """
         self._callbacks.phase(f"starting {len(self.specs)} ranks")
         self._monitor.begin()
-        told = make_credentials(len(self.specs), encrypt=self._encrypt, pairs=sync_pairs(self.specs))
+        told = make_credentials(len(self.specs), peer_pairs(self.specs), encrypt=self._encrypt)
         for spec, credentials in zip(self.specs, told, strict=True):  # they go over the sessions only
             payload = {**spec.payload, **credentials}
             task = self._sessions[spec.node].start_task(RANK_MODULE, payload, name=rank_task_name(spec.rank))
@@ -111,6 +113,7 @@ class RankGroup:
         unready = set(range(len(self._ranks)))
         facts: dict[int, EnvironmentEvent] = {}
         ready: dict[int, ReadyEvent] = {}
+        rendezvous = Rendezvous()
         while unready:
             rank, event = self._next()
             if isinstance(event, EnvironmentEvent):
@@ -119,10 +122,11 @@ class RankGroup:
                 if len(facts) == len(self._ranks):
                     self._hooks.facts(facts)
                     self._send_all("build", "build")
-            elif isinstance(event, ListeningEvent):
-                caller = self._ranks[rank.spec.rank + 1 if event.peer is None else event.peer]
-                peer = {} if event.peer is None else {"peer": rank.spec.rank}
-                caller.task.send({"op": "connect", "host": event.address, "port": event.port, **peer})
+            elif isinstance(event, StoredEvent | KeyWantedEvent):
+                try:
+                    rendezvous.take(rank, event)
+                except RunError as exc:
+                    raise self._final(exc) from exc
             elif isinstance(event, ReadyEvent):
                 unready.discard(rank.spec.rank)
                 ready[rank.spec.rank] = event

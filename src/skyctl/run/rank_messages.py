@@ -1,10 +1,9 @@
 """Reads what one rank sends, and refuses what that rank can't say then: its node counts as lost.
 
 A message must be of a kind that ranks send, each field with a value that it can have
-(``agent.event_fields``), and it must come in its turn: what a rank finds, where it listens (for each that is
-to connect) and that it is ready once each; then its steps one by one, those of a pipeline's last rank with a
-loss, of the first pipeline's with validations, and checkpoints of its own layers after them; its result after
-its last step. Whether figures are true can't be told here.
+(``agent.event_fields``), and it must come in its turn: what a rank finds, once; what it stores for others;
+that it is ready, once; then its steps one by one, those of a pipeline's last rank with a loss, of the first
+pipeline's with validations, and checkpoints of its own layers after them; its result after its last step. Whether figures are true can't be told here.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from skyctl.worker.rank_events import (
     CheckpointEvent,
     EnvironmentEvent,
     HeartbeatEvent,
-    ListeningEvent,
+    KeyWantedEvent,
     RankEvent,
     RankResult,
     ReadyEvent,
     StepEvent,
+    StoredEvent,
     ValidationEvent,
 )
 
@@ -34,7 +34,9 @@ RANK_KINDS: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEve
 """By ``event``, the records of what ranks send."""
 MAX_NOTES = 1000
 """Of what a rank says about its checkpoints in an attempt, each once."""
-_ONCE = (EnvironmentEvent, ListeningEvent, ReadyEvent)
+MAX_KEYS, MAX_KEYS_BY_RANK = 64, 8
+"""Of the store over which ranks find each other, a rank may set or ask for so many, and more for each rank."""
+_START = (EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
 
 
 class RankMessageReader:
@@ -58,12 +60,12 @@ class RankMessageReader:
         sync = spec.payload.get("sync") or {"peers": ()}
         named = (peer["rank"] if isinstance(peer, Mapping) else peer for peer in sync["peers"])
         summing = set(named)
-        self._awaited_peers = {rank for rank in summing if rank > spec.rank}
         neighbours = {spec.rank - 1} if stage and not self._helps else set()
         self._peers = summing | neighbours | ({spec.rank + 1} if not self._is_last else set())
         self._next_step = first
         self._checkpoint = first
-        self._notes = 0
+        self._notes = self._keys = 0
+        self._most_keys = MAX_KEYS + MAX_KEYS_BY_RANK * ranks
         self._validates: int | None = None
         self._seen: set[type] = set()
 
@@ -95,10 +97,8 @@ class RankMessageReader:
                 f"node {self._node.name} sent {kind!r} for rank {self._spec.rank}, but {fault}",
                 node=self._node.name,
             )
-        if isinstance(event, ListeningEvent) and event.peer is not None:
-            self._awaited_peers.discard(event.peer)
-            return
         self._seen.add(type(event))
+        self._keys += isinstance(event, StoredEvent | KeyWantedEvent)
         if isinstance(event, StepEvent):
             self._next_step = event.step + 1
             self._validates = event.step if event.validates else None
@@ -119,7 +119,7 @@ class RankMessageReader:
             return None if accused is None or accused in self._peers else f"rank {accused} sends it nothing"
         if RankResult in self._seen:
             return "it had ended before"
-        if isinstance(event, _ONCE):
+        if isinstance(event, _START):
             return self._fault_of_start(event)
         if ReadyEvent not in self._seen:
             return "it is not ready yet"
@@ -155,13 +155,9 @@ class RankMessageReader:
     def _fault_of_start(self, event: RankEvent) -> str | None:
         if ReadyEvent in self._seen:
             return "it is ready already"
-        if isinstance(event, ListeningEvent) and event.peer is not None:
-            return None if event.peer in self._awaited_peers else f"rank {event.peer} is not to connect to it"
-        if type(event) in self._seen:
-            return "it had said so before"
-        if isinstance(event, ListeningEvent) and self._is_last:
-            return "no rank comes after it"
-        return None
+        if isinstance(event, StoredEvent | KeyWantedEvent):
+            return f"it has used {self._most_keys} keys, the most" if self._keys >= self._most_keys else None
+        return "it had said so before" if type(event) in self._seen else None
 
     def _fault_of_step(self, event: StepEvent) -> str | None:
         if event.step != self._next_step:

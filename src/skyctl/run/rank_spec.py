@@ -71,14 +71,15 @@ def holding_specs(specs: Sequence[RankSpec]) -> list[RankSpec]:
     return [spec for spec in specs if not spec.helps]
 
 
-def sync_pairs(specs: Sequence[RankSpec]) -> list[tuple[int, int]]:
-    """The ranks that sum gradients with each other, the lower one of each pair first."""
-    return [
-        (spec.rank, peer["rank"])
-        for spec in specs
-        for peer in (spec.payload.get("sync") or {"peers": ()})["peers"]
-        if peer["rank"] > spec.rank
-    ]
+def peer_pairs(specs: Sequence[RankSpec]) -> list[tuple[int, int]]:
+    """The ranks that exchange tensors with each other, the lower one of each pair first."""
+    found: set[tuple[int, int]] = set()
+    for spec in specs:
+        sync = spec.payload.get("sync") or {"peers": ()}
+        for peer in (spec.payload.get("previous"), spec.payload.get("next"), *sync["peers"]):
+            if peer is not None:
+                found.add((min(spec.rank, peer["rank"]), max(spec.rank, peer["rank"])))
+    return sorted(found)
 
 
 def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
@@ -150,6 +151,7 @@ def rank_specs(
             sync = {**sync, "peers": [_peer(peer, placed, addresses) for peer in sync["peers"]]}
         payload = {
             "run_id": run_id,
+            "ranks": len(devices),
             **structure,
             "device": local,
             "interface": node.interface,

@@ -80,11 +80,16 @@ class NcclCommunicators:
             raise self._translate_error(exc) from exc
 
 
-class _NcclWork:
+class _NcclWork(dist.Work):
     __slots__ = ("_buffer", "_communicators", "_work")
 
     def __init__(self, communicators: NcclCommunicators, work: Any, buffer: torch.Tensor) -> None:
+        super().__init__()
         self._communicators, self._work, self._buffer = communicators, work, buffer
 
-    def wait(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 — NCCL's own watchdog has the deadline
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 — NCCL's watchdog has the deadline
         self._communicators.wait_for(self._work)
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())

@@ -13,13 +13,13 @@ A peer that is gone shows as ``PeerLostError``, one that is silent too long as `
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from skyctl.agent.network_interfaces import NoRouteError, local_address_towards
 from skyctl.errors import RunError
@@ -47,24 +47,18 @@ from skyctl.transport.transfer_errors import (
 
 Tensor = torch.Tensor
 
-PING_TAG = 1
 CLOSE_TAG = 2
 STORE_TAG = 4
 FIRST_TAG = 16
-"""Smaller tags are the connection's own (3: ``clock_offset``)."""
+"""Smaller tags are the connection's own."""
 SETUP_TIMEOUT_S = 60.0
 """From an authenticated socket to a connection that carries tensors."""
 CLOSE_TIMEOUT_S = 10.0
 """For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and
 one that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
 HANDSHAKE_PURPOSE = "pair"
-
-
-class Work(Protocol):
-    """A transfer between two ranks that is under way."""
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Returns once the tensor is received and usable, or sent and reusable (None: the default limit)."""
+NO_TIMEOUT = timedelta(0)
+"""torch's word for the default limit."""
 
 
 class PeerConnection:
@@ -170,14 +164,14 @@ class PeerConnection:
         except (RuntimeError, OSError) as exc:
             raise self._connect_error(host, port, timeout_s, exc) from exc
 
-    def send(self, tensor: Tensor, tag: int) -> Work:
+    def send(self, tensor: Tensor, tag: int) -> dist.Work:
         """Starts sending; the tensor must not change before the work is done."""
         tensor = tensor.detach()
         if self._nccl is not None and tensor.is_cuda:
             return self._nccl.send(tensor.contiguous())
         return self._start(tensor.contiguous(), tag, sending=True)
 
-    def recv(self, tensor: Tensor, tag: int) -> Work:
+    def recv(self, tensor: Tensor, tag: int) -> dist.Work:
         """Starts receiving into a contiguous tensor, which is filled when the work is done."""
         assert tensor.is_contiguous(), "a receive needs a contiguous tensor"
         if self._nccl is not None and tensor.is_cuda:
@@ -187,25 +181,6 @@ class PeerConnection:
     def together(self) -> AbstractContextManager[None]:
         """What is sent and received within it is started together, at its end (``MessageTransport``)."""
         return nullcontext() if self._transport is None else self._transport.together()
-
-    def measure_round_trip_s(self, rounds: int = 5) -> float:
-        """The shortest of ``rounds`` round trips of a small message; both ends must call it alike."""
-        times = []
-        for _ in range(rounds):
-            there, back = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-            answer = self.recv(back, PING_TAG)
-            if self._rank:
-                answer.wait()
-                self.send(there, PING_TAG).wait()
-            else:
-                start = time.perf_counter()
-                question = self.send(there, PING_TAG)
-                answer.wait()
-                times.append(time.perf_counter() - start)
-                question.wait()
-        result = torch.tensor([min(times) if times else 0.0], dtype=torch.float64)
-        (self.recv(result, PING_TAG) if self._rank else self.send(result, PING_TAG)).wait()
-        return float(result.item())
 
     def close(self, *, graceful: bool = False) -> None:
         """Closes the connection. Idempotent.
@@ -276,7 +251,7 @@ class PeerConnection:
             hint=hint,
         )
 
-    def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
+    def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> dist.Work:
         transport, staging = self._transport, self._staging
         if transport is None:
             raise PeerLostError(f"the connection to {self.peer} is closed", peer_rank=self._peer_rank)
@@ -284,8 +259,8 @@ class PeerConnection:
             staging = self._start_staging(transport, make_copy_streams(tensor.device))
         try:
             if staging is not None and (sending or staging.stages(tensor)):
-                return _TranslatedWork(self, (staging.send if sending else staging.recv)(tensor, tag))
-            return _TranslatedWork(self, (transport.send if sending else transport.recv)(tensor, tag))
+                return PairWork(self, (staging.send if sending else staging.recv)(tensor, tag))
+            return PairWork(self, (transport.send if sending else transport.recv)(tensor, tag))
         except RuntimeError as exc:
             raise self.translate_error(exc, 0.0) from exc
 
@@ -295,17 +270,33 @@ class PeerConnection:
         return self._staging
 
 
-class _TranslatedWork:
-    """A transfer whose errors are skyctl's and name the peer."""
+class PairWork(dist.Work):
+    """A transfer between two ranks that is under way; its errors are skyctl's and name the peer."""
 
     __slots__ = ("_connection", "_work")
 
     def __init__(self, connection: PeerConnection, work: Any) -> None:
+        super().__init__()
         self._connection, self._work = connection, work
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        limit = self._connection._limit if timeout_s is None else timedelta(seconds=timeout_s)
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Returns True once the tensor is received and usable, or sent and reusable.
+
+        Args:
+            timeout: ``NO_TIMEOUT``: the connection's limit.
+
+        Raises:
+            PeerLostError: the peer is gone.
+            PeerProtocolError: the peer has sent what skyctl never sends.
+            RunError: nothing came in time.
+        """
+        limit = timeout or self._connection._limit
         try:
             self._work.wait(limit)
         except RuntimeError as exc:
             raise self._connection.translate_error(exc, limit.total_seconds()) from exc
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is done or has failed."""
+        return bool(self._work.is_over())

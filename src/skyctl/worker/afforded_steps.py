@@ -53,7 +53,7 @@ class StepsComparison:
         if told != steps:
             raise WorkloadError(
                 f"owner {self._owner} affords different numbers of local steps in round {round_number}: "
-                f"local_steps() comes to {steps} here, and to {told} on {source.peer}",
+                f"local_steps() comes to {steps} here, and to {told} on {source.name}",
                 hint="all machines of an owner make the same steps: let local_steps(owner, round) depend on "
                 "owner and round alone",
             )

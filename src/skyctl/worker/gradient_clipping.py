@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG, Work
 from skyctl.worker.executor import Executor, StepReport
-from skyctl.worker.stage_io import Neighbour, NeighbourConnections
+from skyctl.worker.peer import FIRST_STREAM_TAG, Neighbours, Peer
 from skyctl.worker.trace_recorder import CLIP, TraceRecorder
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.recipe import Recipe
@@ -37,7 +37,7 @@ class GradientClipper:
         parameters: the stage's; those without a gradient count nothing.
         counted_elsewhere: those of them whose copies an earlier stage counts; they are scaled only.
         max_norm: as in ``torch.nn.utils.clip_grad_norm_`` (2-norm).
-        tag: a tag of the connections that no other message has; the one after it is taken too.
+        tag: a tag that no other message between two stages has; the one after it is taken too.
         layers: what to call the stage's layers in an error.
         recorder: told of the clipping and of the waiting for it, where a trace is wanted.
         on_wait: called with True when it begins to wait for a neighbour, with False afterwards.
@@ -48,8 +48,8 @@ class GradientClipper:
         parameters: Sequence[nn.Parameter],
         max_norm: float,
         *,
-        previous: Neighbour | None,
-        following: Neighbour | None,
+        previous: Peer | None,
+        following: Peer | None,
         tag: int,
         timer: DeviceTimer,
         layers: str,
@@ -65,9 +65,9 @@ class GradientClipper:
         self._tag, self._timer, self._layers, self._on_wait = tag, timer, layers, on_wait
         self._recorder = recorder
         self._step = 0
-        self._pending: list[tuple[torch.Tensor, Work]] = []
-        self._from_next: tuple[torch.Tensor, Work] | None = None
-        self._from_previous: tuple[torch.Tensor, Work] | None = None
+        self._pending: list[tuple[torch.Tensor, dist.Work]] = []
+        self._from_next: tuple[torch.Tensor, dist.Work] | None = None
+        self._from_previous: tuple[torch.Tensor, dist.Work] | None = None
 
     def begin(self, step: int) -> None:
         """Posts the receives of the next ``clip``, unless they are from a step that did not clip."""
@@ -144,18 +144,18 @@ class GradientClipper:
         if gradients:
             torch._foreach_mul_(gradients, scale)
 
-    def _post(self, neighbour: Neighbour, tag: int) -> tuple[torch.Tensor, Work]:
+    def _post(self, neighbour: Peer, tag: int) -> tuple[torch.Tensor, dist.Work]:
         buffer = torch.empty(2, dtype=torch.float64)
-        return buffer, neighbour.connection.recv(buffer, tag)
+        return buffer, neighbour.recv(buffer, tag)
 
-    def _send(self, neighbour: Neighbour, tag: int, squared: float) -> None:
+    def _send(self, neighbour: Peer, tag: int, squared: float) -> None:
         if len(self._pending) > 2:
             self.drain()  # sent in the step before, and answered long since
         message = torch.tensor([self._step, squared], dtype=torch.float64)
-        self._pending.append((message, neighbour.connection.send(message, tag)))
+        self._pending.append((message, neighbour.send(message, tag)))
 
     def _receive(
-        self, posted: tuple[torch.Tensor, Work] | None, neighbour: Neighbour, report: StepReport
+        self, posted: tuple[torch.Tensor, dist.Work] | None, neighbour: Peer, report: StepReport
     ) -> float:
         assert posted is not None, "begin() first"
         buffer, work = posted
@@ -171,7 +171,7 @@ class GradientClipper:
             self._recorder.record_wait(0, waited_s - travelling_s, travelling_s)
         step, squared = buffer.tolist()
         if int(step) != self._step:
-            peer = neighbour.connection.peer
+            peer = neighbour.name
             raise RunError(f"{peer} sent the gradients' norm of step {int(step)}, not of {self._step}")
         return float(squared)
 
@@ -179,7 +179,7 @@ class GradientClipper:
 def make_clipper(
     recipe: Recipe,
     executor: Executor,
-    neighbours: NeighbourConnections,
+    neighbours: Neighbours,
     layers: str,
     counted_elsewhere: Sequence[nn.Parameter] = (),
     *,
@@ -189,6 +189,7 @@ def make_clipper(
     """The stage's clipper, called by the executor before each update; None where nothing is clipped.
 
     Args:
+        neighbours: the ranks before and after this one in its pipeline.
         microbatches: that the streams between stages were made for.
         share: of the batch that the gradients are of; they are clipped to that share of the norm, and the
             norm that is reported is theirs over that share.
@@ -200,7 +201,7 @@ def make_clipper(
         share * recipe.clip_norm,
         previous=neighbours.previous,
         following=neighbours.following,
-        tag=FIRST_TAG + 2 * microbatches,  # the first after those of the streams
+        tag=FIRST_STREAM_TAG + 2 * microbatches,  # the first after those of the streams
         timer=executor.timer,
         layers=layers,
         recorder=executor.recorder,

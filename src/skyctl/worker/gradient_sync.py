@@ -32,10 +32,10 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.worker.group_sync import GroupSync
 from skyctl.worker.low_rank_gradients import LowRankGradients, seed_of
+from skyctl.worker.peer import Peer
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import RunningFigures, SavedBuffers, running_figures
-from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32
 from skyctl.worker.sum_passes import rank_of
 from skyctl.worker.summed_gradients import (
@@ -108,7 +108,7 @@ class GradientSync:
         layers: Sequence[nn.Module],
         start: int,
         groups: Sequence[Mapping[str, Any]],
-        peers: Mapping[int, Neighbour],
+        peers: Mapping[int, Peer],
         *,
         format: str = "float32",  # noqa: A002 — as the plan calls it
         chunk_bytes: int = 262144,

@@ -9,9 +9,9 @@ from typing import Any
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.errors import RunError
+from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
 from skyctl.worker.rank_environment import find_environment
-from skyctl.worker.rank_events import HeartbeatEvent, ListeningEvent
-from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S
+from skyctl.worker.rank_events import HeartbeatEvent
 
 HEARTBEAT_S = 3.0
 
@@ -26,7 +26,6 @@ class LauncherLink:
     def __init__(self, channel: TaskChannel, state: Callable[[], tuple[str, bool]]) -> None:
         self.channel = channel
         self._state = state
-        self._addresses: dict[int | None, tuple[str, int]] = {}
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -55,17 +54,6 @@ class LauncherLink:
                 f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {said}"
             )
         return received[0]
-
-    def address_of(self, peer: int | None) -> tuple[str, int]:
-        """Waits for the address at which that rank listens; None: the rank before this one."""
-        while peer not in self._addresses:
-            message = self.expect("connect")
-            self._addresses[message.get("peer")] = message["host"], message["port"]
-        return self._addresses.pop(peer)
-
-    def announce(self, port: int, address: str, peer: int | None = None) -> None:
-        """Tells where this rank waits for its successor, or for that peer."""
-        self.channel.send(to_message(ListeningEvent(address, port, peer)))
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from skyctl.schedule.rounds import clients_of_round
-from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.afforded_steps import Affords, StepsComparison, make_affords
 from skyctl.worker.executor import Executor, StepReport
 from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.peer import FIRST_STREAM_TAG, Neighbours
 from skyctl.worker.round_deadline import RoundDeadline
 from skyctl.worker.round_start import RoundStart
-from skyctl.worker.stage_io import NeighbourConnections
 from skyctl.worker.stage_relay import StageRelay
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 
@@ -303,7 +302,7 @@ def make_rounds(
     seeder: LayerSeeder,
     clipper: GradientClipper | None,
     first_round: int,
-    neighbours: NeighbourConnections,
+    neighbours: Neighbours,
     *,
     microbatches: int,
 ) -> LocalRounds | None:
@@ -317,14 +316,13 @@ def make_rounds(
     affords = make_affords(
         model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
     )
-    tag = FIRST_TAG + 2 * microbatches + 2  # the first after those of the streams and of clipping
-    ends = neighbours.previous, neighbours.following
+    tag = FIRST_STREAM_TAG + 2 * microbatches + 2  # the first after those of the streams and of clipping
     comparison = deadline = None
     if affords is not None and options.owner is not None:
-        relay = StageRelay(*ends, tag, StepsComparison.NUMBERS)
+        relay = StageRelay(*neighbours, tag, StepsComparison.NUMBERS)
         comparison = StepsComparison(options.owner, options.steps, relay)
     if options.deadline_s is not None:
-        deadline = RoundDeadline(options.deadline_s, StageRelay(*ends, tag + 1, RoundDeadline.NUMBERS))
+        deadline = RoundDeadline(options.deadline_s, StageRelay(*neighbours, tag + 1, RoundDeadline.NUMBERS))
     return LocalRounds(
         executor,
         average,

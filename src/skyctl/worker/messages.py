@@ -23,9 +23,10 @@ from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
+from skyctl.worker.peer import FIRST_STREAM_TAG, Peer
 from skyctl.worker.tensor_codec import TensorCodec, codec_for
 
 LAST_STEP = 1
@@ -122,18 +123,18 @@ class _BufferPool:
 
 
 class _MessageStream:
-    """What both ends of one direction have: the connection, and each microbatch's tensors and codecs."""
+    """What both ends of one direction have: the peer, and each microbatch's tensors and codecs."""
 
     def __init__(
         self,
-        connection: PeerConnection,
+        peer: Peer,
         specs: MessageSpecs,
         *,
         backward: bool,
         microbatches: int,
         link_dtype: str | None,
     ) -> None:
-        self._connection, self._backward = connection, backward
+        self._peer, self._backward = peer, backward
         self._kinds = [
             [(tuple(spec.shape), parse_dtype(spec.dtype)) for spec in specs(m)] for m in range(microbatches)
         ]
@@ -143,7 +144,7 @@ class _MessageStream:
         self._buffers = _BufferPool()
 
     def _tag(self, microbatch: int) -> int:
-        return FIRST_TAG + 2 * microbatch + int(self._backward)
+        return FIRST_STREAM_TAG + 2 * microbatch + int(self._backward)
 
 
 class _IncomingTensor(NamedTuple):
@@ -156,9 +157,9 @@ class _IncomingTensor(NamedTuple):
 
 class _PostedReceive(NamedTuple):
     header: _Header
-    header_work: Work
+    header_work: dist.Work
     incoming: list[_IncomingTensor]
-    works: list[Work]
+    works: list[dist.Work]
 
 
 class MessageReceiver(_MessageStream):
@@ -174,7 +175,7 @@ class MessageReceiver(_MessageStream):
 
     def __init__(
         self,
-        connection: PeerConnection,
+        peer: Peer,
         specs: MessageSpecs,
         *,
         backward: bool,
@@ -184,9 +185,7 @@ class MessageReceiver(_MessageStream):
         latency_s: float,
         link_dtype: str | None = None,
     ) -> None:
-        super().__init__(
-            connection, specs, backward=backward, microbatches=microbatches, link_dtype=link_dtype
-        )
+        super().__init__(peer, specs, backward=backward, microbatches=microbatches, link_dtype=link_dtype)
         self._window, self._device, self._latency_s = window, device, latency_s
         self._posted: deque[_PostedReceive] = deque()
         self._step = self._next = self._count = 0
@@ -216,7 +215,7 @@ class MessageReceiver(_MessageStream):
         announced = time.perf_counter()
         step, number, flags, count = posted.header.read()
         if (step, number, count) != (self._step, microbatch, len(posted.works)):
-            raise self._connection.protocol_error(
+            raise self._peer.protocol_error(
                 f"sent microbatch {number} of step {step} with {count} tensors; "
                 f"expected microbatch {microbatch} of step {self._step} with {len(posted.works)}"
             )
@@ -236,7 +235,7 @@ class MessageReceiver(_MessageStream):
         """Posts receives up to the window again: best after the action that was waited for has run."""
         if len(self._posted) >= self._window or self._next >= self._count:
             return
-        with self._connection.together():
+        with self._peer.together():
             while len(self._posted) < self._window and self._next < self._count:
                 self._post()
 
@@ -245,8 +244,8 @@ class MessageReceiver(_MessageStream):
         pairs = zip(self._kinds[self._next], self._codecs[self._next], strict=True)
         incoming = [_IncomingTensor(self._buffer(kind, codec), kind, codec) for kind, codec in pairs]
         tag = self._tag(self._next)
-        header_work = self._connection.recv(header.tensor, tag)
-        works = [self._connection.recv(one.wire, tag) for one in incoming if one.wire.numel()]
+        header_work = self._peer.recv(header.tensor, tag)
+        works = [self._peer.recv(one.wire, tag) for one in incoming if one.wire.numel()]
         self._posted.append(_PostedReceive(header, header_work, incoming, works))
         self._next += 1
 
@@ -267,7 +266,7 @@ class _PendingSend(NamedTuple):
     microbatch: int
     header: _Header
     wires: list[torch.Tensor]
-    works: list[Work]
+    works: list[dist.Work]
 
 
 class MessageSender(_MessageStream):
@@ -283,7 +282,7 @@ class MessageSender(_MessageStream):
 
     def __init__(
         self,
-        connection: PeerConnection,
+        peer: Peer,
         specs: MessageSpecs,
         *,
         backward: bool,
@@ -291,9 +290,7 @@ class MessageSender(_MessageStream):
         window: int | None,
         link_dtype: str | None = None,
     ) -> None:
-        super().__init__(
-            connection, specs, backward=backward, microbatches=microbatches, link_dtype=link_dtype
-        )
+        super().__init__(peer, specs, backward=backward, microbatches=microbatches, link_dtype=link_dtype)
         self._window = window
         self._pending: deque[_PendingSend] = deque()
 
@@ -313,16 +310,16 @@ class MessageSender(_MessageStream):
         header = self._buffers.header()
         header.write(step, microbatch, flags, len(filled))
         wires: list[torch.Tensor] = []
-        with nullcontext() if any(codec for _, codec in filled) else self._connection.together():
+        with nullcontext() if any(codec for _, codec in filled) else self._peer.together():
             # the header goes first: the receiver, too, counts the encoding as transfer
-            works = [self._connection.send(header.tensor, tag)]
+            works = [self._peer.send(header.tensor, tag)]
             for tensor, codec in filled:
                 out = tensor
                 if codec is not None:
                     out = self._buffers.wire(codec, tensor.device)
                     codec.encode(tensor, out)
                     wires.append(out)
-                works.append(self._connection.send(out, tag))
+                works.append(self._peer.send(out, tag))
         spent_s = time.perf_counter() - start if wires else 0.0
         self._pending.append(_PendingSend(microbatch, header, wires, works))
         if self._window is None or len(self._pending) <= self._window:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from skyctl.transport.peer_connection import PeerConnection
 from skyctl.worker.parameter_root import Leave
+from skyctl.worker.peer import Peer
 from skyctl.worker.sum_messages import (
     DOWN,
     GRADIENTS,
@@ -43,7 +43,7 @@ class Push(NamedTuple):
 
 
 class PushPull:
-    """One end of a worker's connection with its root.
+    """One end of a worker's line to its root.
 
     Args:
         group: the sync group's number in the plan.
@@ -54,7 +54,7 @@ class PushPull:
 
     def __init__(
         self,
-        connection: PeerConnection,
+        peer: Peer,
         *,
         group: int,
         first_tag: int,
@@ -62,7 +62,7 @@ class PushPull:
         parameters: int,
         chunk_bytes: int,
     ) -> None:
-        self._connection, self._group, self._tag = connection, group, first_tag
+        self._peer, self._group, self._tag = peer, group, first_tag
         self._parameters = parameters
         step = max(1, chunk_bytes // NUMBER_BYTES)
         self._chunks = [(at, min(numel, at + step)) for at in range(0, numel, step)]
@@ -116,9 +116,9 @@ class PushPull:
         message = SumMessage(len(head))
         message.fill(head)
         message.stamp(self._stamp(LEAVE, clock, direction, 0, len(head)))
-        first = OutgoingMessages([self._connection], self._tag + direction)
+        first = OutgoingMessages([self._peer], self._tag + direction)
         first.send(message)
-        outgoing = OutgoingMessages([self._connection], self._tag + 2 + direction)
+        outgoing = OutgoingMessages([self._peer], self._tag + 2 + direction)
         for stamp, (start, stop) in zip(self._stamps(kind, clock, direction), self._chunks, strict=True):
             chunk = outgoing.take(stamp.nbytes)
             chunk.payload.view(torch.float32).copy_(numbers[start:stop])
@@ -138,13 +138,13 @@ class PushPull:
     ) -> bytes:
         stamp = self._stamp(LEAVE, clock, direction, 0, head_bytes)
         heads = IncomingMessages(
-            self._connection,
+            self._peer,
             self._tag + direction,
             [stamp],
             lambda _, payload: fault(bytes(payload.tolist())),
         )
         stamps = self._stamps(kind, clock, direction)
-        chunks = IncomingMessages(self._connection, self._tag + 2 + direction, stamps)
+        chunks = IncomingMessages(self._peer, self._tag + 2 + direction, stamps)
         head = heads.take().payload_bytes
         for start, stop in self._chunks:
             message = chunks.take()

@@ -4,8 +4,8 @@
 
     rank → EnvironmentEvent                     with ``facts`` in its payload
     → rank {"op": "build"}                      then only does it build anything
-    rank → ListeningEvent                       a rank with a successor
-    → rank {"op": "connect", "host", "port"}    to the rank that comes after
+    rank → StoredEvent, KeyWantedEvent          of the store over which ranks find each other
+    → rank {"op": "stored", "key", "value"}     once that key is set
     rank → ReadyEvent                           built and connected
     → rank {"op": "start"}                      a helper's with ``sums``: a ``SumSizes``
     rank → StepEvent, ValidationEvent, CheckpointEvent, …
@@ -18,7 +18,7 @@ The events, and what their figures mean, are in ``rank_events``.
 Rank 0 decides on an early end: told to stop, it marks the last activation of the step under way, or of the
 next one, and every rank ends after that same step; other ranks need not be told.
 
-The payload has the fields of ``run.rank_spec`` and: ``secrets``, by side what it shares with that neighbour
+The payload has the fields of ``run.rank_spec`` and: ``secrets``, by rank what it shares with that peer
 alone, without which nobody joins; ``tls`` (``{"cert", "key"}``, PEM): traffic between ranks is encrypted;
 ``timeout_s`` (default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with
 this rank's trace, on its own clock (``trace_recorder``).

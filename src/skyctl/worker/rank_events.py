@@ -1,8 +1,9 @@
 """What a rank tells the launcher: one frozen record for each kind of event, read by ``agent.task_events``.
 
-In this order: its environment, before it builds anything; where it listens (a rank with a successor); that it
-is ready; then for every step one ``StepEvent``, validations and checkpoints between them, and all the while a
-heartbeat every few seconds. Needs the standard library only: the launcher reads them without torch.
+In this order: its environment, before it builds anything; what it stores for other ranks, and waits for from
+them; that it is ready; then for every step one ``StepEvent``, validations and checkpoints between them, and
+all the while a heartbeat every few seconds. Needs the standard library only: the launcher reads them without
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from skyctl.agent.event_fields import (
-    Address,
     AnyNumber,
     ByteCount,
     Bytes,
@@ -20,7 +20,6 @@ from skyctl.agent.event_fields import (
     Label,
     Matches,
     MaxLength,
-    Port,
     Seconds,
     Sha256,
     Within,
@@ -28,6 +27,8 @@ from skyctl.agent.event_fields import (
 from skyctl.workload.validation_metrics import MAX_METRICS, METRIC_NAME
 
 CONNECT_PHASE = "connect"
+StoreKey = Annotated[str, MaxLength(200)]
+StoreValue = Annotated[str, Matches("([0-9a-f]{2}){0,4096}")]
 """The phase of a rank that waits for its neighbours."""
 RESTORE_PHASE = "reading the checkpoint"
 """The phase of a rank that reads its layers' files."""
@@ -59,13 +60,20 @@ class EnvironmentEvent:
 
 
 @dataclass(frozen=True)
-class ListeningEvent:
-    """The address at which the rank waits for its successor, or for ``peer``, to sum gradients with it."""
+class StoredEvent:
+    """A key that the rank sets for all, in the store over which ranks find each other; ``value``: in hex."""
 
-    kind: ClassVar[str] = "listening"
-    address: Address
-    port: Port
-    peer: Index | None = None
+    kind: ClassVar[str] = "stored"
+    key: StoreKey
+    value: StoreValue
+
+
+@dataclass(frozen=True)
+class KeyWantedEvent:
+    """A key whose value the rank waits for: it is told as soon as a rank has set it."""
+
+    kind: ClassVar[str] = "wanted"
+    key: StoreKey
 
 
 @dataclass(frozen=True)
@@ -253,7 +261,8 @@ class RankResult:
 
 RankEvent = (
     EnvironmentEvent
-    | ListeningEvent
+    | StoredEvent
+    | KeyWantedEvent
     | ReadyEvent
     | HeartbeatEvent
     | StepEvent
@@ -263,7 +272,8 @@ RankEvent = (
 )
 RANK_EVENTS: tuple[type[RankEvent], ...] = (
     EnvironmentEvent,
-    ListeningEvent,
+    StoredEvent,
+    KeyWantedEvent,
     ReadyEvent,
     HeartbeatEvent,
     StepEvent,

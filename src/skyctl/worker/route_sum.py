@@ -14,14 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
 from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.peer import FIRST_SUM_TAG, Peer
 from skyctl.worker.sum_codecs import SumCodec, make_sum_codec
 from skyctl.worker.sum_messages import (
     AGREEMENT,
@@ -33,11 +34,8 @@ from skyctl.worker.sum_messages import (
     SumStamp,
 )
 
-if TYPE_CHECKING:
-    from skyctl.worker.stage_io import Neighbour
-
 Tensor = torch.Tensor
-_PostedAgreement = tuple[SumMessage, Work, PeerConnection]
+_PostedAgreement = tuple[SumMessage, dist.Work, Peer]
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class RouteSum:
     Args:
         group: the group's number in the plan.
         routes: this rank's place on each of its routes, in the plan's order.
-        peers: by rank, the connection to each that a route joins this one with; nothing else uses it.
+        peers: by rank, each that a route joins this one with.
         first_tag: the first of ``2 + 2 * len(routes)`` tags that no other group has.
         agreement: the place on the tree over which ranks agree; None: that on the first route.
     """
@@ -94,8 +92,8 @@ class RouteSum:
         self,
         group: int,
         routes: Sequence[RoutePlace],
-        peers: Mapping[int, PeerConnection],
-        first_tag: int = FIRST_TAG,
+        peers: Mapping[int, Peer],
+        first_tag: int = FIRST_SUM_TAG,
         agreement: RoutePlace | None = None,
     ) -> None:
         self.routes = tuple(routes)
@@ -114,7 +112,7 @@ class RouteSum:
                 self._start_thread(self._take_down, number, "down")
 
     @classmethod
-    def from_payload(cls, group: Mapping[str, Any], peers: Mapping[int, Neighbour]) -> RouteSum:
+    def from_payload(cls, group: Mapping[str, Any], peers: Mapping[int, Peer]) -> RouteSum:
         """A rank's part in the sums of one of the ``sync.groups`` of its payload.
 
         Args:
@@ -122,9 +120,8 @@ class RouteSum:
         """
         routes = [RoutePlace.from_payload(route) for route in group["routes"]]
         agreement = RoutePlace.from_payload(group["agreement"]) if "agreement" in group else None
-        connections = {rank: peer.connection for rank, peer in peers.items()}
-        first_tag = FIRST_TAG + int(group["first_tag"])
-        return cls(int(group["number"]), routes, connections, first_tag, agreement)
+        first_tag = FIRST_SUM_TAG + int(group["first_tag"])
+        return cls(int(group["number"]), routes, peers, first_tag, agreement)
 
     def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
         """Begins a sum; its buckets may come later.
@@ -213,23 +210,23 @@ class RouteSum:
             self._has_ended, self.ended_by = True, by
 
     def _post_agreement(self, rank: int, direction: int, nbytes: int) -> _PostedAgreement:
-        message, connection = SumMessage(nbytes), self._peers[rank]
-        return message, connection.recv(message.tensor, self._first_tag + direction), connection
+        message, peer = SumMessage(nbytes), self._peers[rank]
+        return message, peer.recv(message.tensor, self._first_tag + direction), peer
 
-    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, Work]:
+    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, dist.Work]:
         message = SumMessage(len(found))
         message.fill(found)
         message.stamp(self._agreement_stamp(direction, len(found)))
         return message, self._peers[rank].send(message.tensor, self._first_tag + direction)
 
     def _receive_agreement(self, posted: _PostedAgreement, direction: int, largest: int) -> bytes:
-        message, work, connection = posted
+        message, work, peer = posted
         work.wait()
         expected = self._agreement_stamp(direction, message.nbytes)
-        message.check(expected, connection)
+        message.check(expected, peer)
         payload = message.payload_bytes
         if max(payload) > largest:
-            raise connection.protocol_error(f"sent {expected} with bytes above {largest}")
+            raise peer.protocol_error(f"sent {expected} with bytes above {largest}")
         return payload
 
     def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:
@@ -255,8 +252,8 @@ class RouteSum:
 
     def _fail(self, ongoing: OngoingSum, error: BaseException) -> None:
         ongoing.fail(error)
-        for connection in self._peers.values():  # whoever waits for this rank is to know
-            connection.close()
+        for peer in self._peers.values():  # whoever waits for this rank is to know
+            peer.close()
 
     def _sum_up(self, ongoing: OngoingSum, number: int) -> None:
         """Adds up every chunk of a route: sends it on, or, at the root, keeps it and sends it down."""

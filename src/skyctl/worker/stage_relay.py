@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
-from skyctl.transport.peer_connection import PeerConnection, Work
-from skyctl.worker.stage_io import Neighbour
+from skyctl.worker.peer import Peer
 
 
 class StageRelay:
@@ -15,19 +15,19 @@ class StageRelay:
 
     Args:
         previous, following: the stages before and after it; None: there is none.
-        tag: a tag of the connections that no other message has.
+        tag: a tag that no other message between two stages has.
         size: how many numbers a message has.
     """
 
-    def __init__(self, previous: Neighbour | None, following: Neighbour | None, tag: int, size: int) -> None:
+    def __init__(self, previous: Peer | None, following: Peer | None, tag: int, size: int) -> None:
         self._previous, self._following = previous, following
         self._tag, self._size = tag, size
-        self._sent: tuple[torch.Tensor, Work] | None = None
+        self._sent: tuple[torch.Tensor, dist.Work] | None = None
 
     @property
-    def source(self) -> PeerConnection | None:
-        """The connection to the stage before; None on the first one."""
-        return None if self._previous is None else self._previous.connection
+    def source(self) -> Peer | None:
+        """The stage before; None on the first one."""
+        return self._previous
 
     def hear(self) -> list[int]:
         """The numbers that the stage before has told; waits for them. Only where there is such a stage.
@@ -37,7 +37,7 @@ class StageRelay:
         """
         assert self._previous is not None
         buffer = torch.empty(self._size, dtype=torch.int64)
-        self._previous.connection.recv(buffer, self._tag).wait()
+        self._previous.recv(buffer, self._tag).wait()
         return buffer.tolist()
 
     def tell(self, numbers: Sequence[int]) -> None:
@@ -51,4 +51,4 @@ class StageRelay:
         if self._sent is not None:
             self._sent[1].wait()  # heard long since: other messages have been answered after it
         message = torch.tensor(numbers, dtype=torch.int64)
-        self._sent = message, self._following.connection.send(message, self._tag)
+        self._sent = message, self._following.send(message, self._tag)

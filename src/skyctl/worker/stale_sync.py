@@ -18,15 +18,14 @@ import torch
 from torch import nn
 
 from skyctl.errors import RunError, WorkloadError
-from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.gradient_sync import SyncReport
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
+from skyctl.worker.peer import FIRST_SUM_TAG, Peer
 from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import average_figures, running_figures
-from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.summed_gradients import check_dense, find_trained
@@ -69,7 +68,7 @@ class StaleSync:
         layers: Sequence[nn.Module],
         rank: int,
         sync: Mapping[str, Any],
-        peers: Mapping[int, Neighbour],
+        peers: Mapping[int, Peer],
         *,
         share: float,
         first: int,
@@ -94,22 +93,21 @@ class StaleSync:
         self.ended_by: int | None = None
         self._has_ended = False
         self._figures = [figure for layer in layers for figure in running_figures(layer)]
-        connections = {peer: neighbour.connection for peer, neighbour in peers.items()}
-        tag, chunk_bytes = FIRST_TAG + int(group["first_tag"]), int(sync["chunk_bytes"])
+        tag, chunk_bytes = FIRST_SUM_TAG + int(group["first_tag"]), int(sync["chunk_bytes"])
         self._figures_layout = make_layout(
             [[figure.numel for figure in self._figures]], [1.0], chunk_numel("float32", chunk_bytes)
         )
         self._sums = RouteSum.from_payload(group, peers) if self._figures else None
         self._lines = {
-            peer: PushPull(
-                connection,
+            rank_of_peer: PushPull(
+                peer,
                 group=int(group["number"]),
                 first_tag=tag + _ROUTE_TAGS,
                 numel=numel,
                 parameters=len(self._masters),
                 chunk_bytes=chunk_bytes,
             )
-            for peer, connection in connections.items()
+            for rank_of_peer, peer in peers.items()
         }
         self._serving: list[threading.Thread] = []
         if root is not None:
@@ -255,7 +253,7 @@ def leave_to_root(optimizer: torch.optim.Optimizer | None) -> None:
 def make_stale_sync(
     payload: Mapping[str, Any],
     layers: Sequence[nn.Module],
-    peers: Mapping[int, Neighbour],
+    peers: Mapping[int, Peer],
     weights: RootWeights | None,
     *,
     share: float,

@@ -17,19 +17,19 @@ from skyctl.agent.task_runner import TaskChannel
 from skyctl.worker.checkpointer import resumed_step
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.peer import Peer
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
 from skyctl.worker.route_sum import RouteSum
-from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
 from skyctl.worker.sum_passes import SumPasses
 from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
-from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.world import World
 
 
 class SumHelper:
@@ -41,9 +41,7 @@ class SumHelper:
         peers: the connections to every rank on its routes, by rank.
     """
 
-    def __init__(
-        self, sync: Mapping[str, Any], sizes: Mapping[str, Any], peers: Mapping[int, Neighbour]
-    ) -> None:
+    def __init__(self, sync: Mapping[str, Any], sizes: Mapping[str, Any], peers: Mapping[int, Peer]) -> None:
         (group,) = sync["groups"]
         self._sums = RouteSum.from_payload(group, peers)
         shares = [route.share for route in self._sums.routes]
@@ -114,7 +112,7 @@ class HelperRank:
         self._phase, self._waiting = "starting", False
         self._link = LauncherLink(channel, lambda: (self._phase, self._waiting))
         self._recorder = TraceRecorder() if payload.get("trace") else None
-        self._connections: SyncConnections | None = None
+        self._world: World | None = None
         self._helper: SumHelper | None = None
 
     def run(self) -> dict[str, Any]:
@@ -126,15 +124,16 @@ class HelperRank:
             self._phase = "telling what is here"
             link.tell_environment(payload["device"])
         self._phase = CONNECT_PHASE
-        connections = self._connections = SyncConnections(payload, self._recorder)
-        connections.connect(link.announce, link.address_of)
+        world = self._world = World(payload, link, torch.device("cpu"), self._recorder)
+        world.join()
+        world.connect()
         link.channel.send(to_message(ReadyEvent()))
         sizes = link.expect("start")["sums"]
-        self._helper = SumHelper(payload["sync"], sizes, connections.peers)
+        self._helper = SumHelper(payload["sync"], sizes, world.peers)
         done = self._help(self._helper)
         self._phase, self._waiting = "end", False
-        connections.compare_clocks("end")
-        connections.close(graceful=True)
+        world.compare_clocks("end")
+        world.close(graceful=True)
         trace = link.channel.folder / f"trace-{payload['rank']}.json"
         return {
             "weights": None,
@@ -168,8 +167,8 @@ class HelperRank:
     def close(self) -> None:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
         self._link.close()
-        if self._connections is not None:
-            self._connections.close()
+        if self._world is not None:
+            self._world.close()
         if self._helper is not None:
             self._helper.close()
 

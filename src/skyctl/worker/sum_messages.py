@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from skyctl.transport.peer_connection import PeerConnection, Work
+from skyctl.worker.peer import Peer
 
 GRADIENTS, FIGURES, AGREEMENT, FACTORS, WEIGHTS, LEAVE, DIFFERENCES = range(7)
 """Kinds of messages: chunks of gradients, of other figures, what all ranks agree on, chunks of what is summed
@@ -84,11 +85,11 @@ class SumMessage:
         """Writes the header."""
         HEADER.pack_into(self._memory, 0, *stamp, 0)
 
-    def check(self, expected: SumStamp, connection: PeerConnection) -> None:
-        """Raises PeerProtocolError where the header of what has arrived over the connection is another."""
+    def check(self, expected: SumStamp, peer: Peer) -> None:
+        """Raises PeerProtocolError where the header of what has arrived from the peer is another."""
         found = SumStamp(*HEADER.unpack_from(self._memory)[:-1])
         if found != expected:
-            raise connection.protocol_error(f"sent {found}; expected were {expected}")
+            raise peer.protocol_error(f"sent {found}; expected were {expected}")
 
 
 class IncomingMessages:
@@ -101,13 +102,13 @@ class IncomingMessages:
 
     def __init__(
         self,
-        connection: PeerConnection,
+        peer: Peer,
         tag: int,
         stamps: Sequence[SumStamp],
         fault: Callable[[int, torch.Tensor], str | None] = lambda _place, _payload: None,
     ) -> None:
-        self._connection, self._tag, self._stamps, self._fault = connection, tag, stamps, fault
-        self._posted: deque[tuple[SumMessage, Work]] = deque()
+        self._peer, self._tag, self._stamps, self._fault = peer, tag, stamps, fault
+        self._posted: deque[tuple[SumMessage, dist.Work]] = deque()
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
         largest = max((stamp.nbytes for stamp in stamps), default=0)
@@ -125,9 +126,9 @@ class IncomingMessages:
         message, work = self._posted.popleft()
         work.wait()
         stamp = self._stamps[self._taken_count]
-        message.check(stamp, self._connection)
+        message.check(stamp, self._peer)
         if (fault := self._fault(self._taken_count, message.payload)) is not None:
-            raise self._connection.protocol_error(f"sent {stamp} with {fault}")
+            raise self._peer.protocol_error(f"sent {stamp} with {fault}")
         self._taken_count += 1
         return message
 
@@ -139,7 +140,7 @@ class IncomingMessages:
     def _post(self) -> None:
         if self._posted_count < len(self._stamps):
             message = _take_buffer(self._free, self._stamps[self._posted_count].nbytes)
-            self._posted.append((message, self._connection.recv(message.tensor, self._tag)))
+            self._posted.append((message, self._peer.recv(message.tensor, self._tag)))
             self._posted_count += 1
 
 
@@ -152,14 +153,14 @@ class OutgoingMessages:
 
     def __init__(
         self,
-        connections: Sequence[PeerConnection],
+        peers: Sequence[Peer],
         tag: int,
         release: Callable[[SumMessage], None] | None = None,
     ) -> None:
-        self._connections, self._tag = connections, tag
+        self._peers, self._tag = peers, tag
         self._free: list[SumMessage] = []
         self._release = release or self._free.append
-        self._pending: deque[tuple[SumMessage, list[Work]]] = deque()
+        self._pending: deque[tuple[SumMessage, list[dist.Work]]] = deque()
 
     def take(self, nbytes: int) -> SumMessage:
         """A message to be filled and sent."""
@@ -167,7 +168,7 @@ class OutgoingMessages:
 
     def send(self, message: SumMessage) -> None:
         """Starts sending; waits until the message before has left."""
-        works = [connection.send(message.tensor, self._tag) for connection in self._connections]
+        works = [peer.send(message.tensor, self._tag) for peer in self._peers]
         self._pending.append((message, works))
         while len(self._pending) >= _UNDER_WAY or (self._pending and not works):
             self._finish_oldest()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyctl.transport.clock_offset import ClockOffset
+from skyctl.worker.clock_offset import ClockOffset
 from skyctl.worker.trace_document import KEPT_STEPS
 
 CLIP = "C"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from skyctl.worker.local_rounds import RoundOptions, make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.parameter_root import RootWeights
+from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.predicted_weights import PredictedWeights
 from skyctl.worker.rank_batches import RankBatches
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
@@ -44,16 +46,16 @@ from skyctl.worker.rank_events import (
     ReadyEvent,
 )
 from skyctl.worker.stage import PipelineStage
-from skyctl.worker.stage_io import NeighbourConnections
+from skyctl.worker.stage_io import make_stage_io
 from skyctl.worker.stage_ties import StageTies
 from skyctl.worker.stale_sync import StaleSync, is_root, leave_to_root, make_stale_sync
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.summed_gradients import check_summable
-from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
 from skyctl.worker.weight_average import WeightAverage
+from skyctl.worker.world import World
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
 from skyctl.workload.recipe import Recipe
@@ -74,8 +76,7 @@ class Trainer:
         self._link = LauncherLink(channel, self._state)
         self._phase = "build"
         self._training = False
-        self._neighbours: NeighbourConnections | None = None
-        self._sync_connections: SyncConnections | None = None
+        self._world: World | None = None
         self._sync: GradientSync | StaleSync | None = None
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
@@ -100,6 +101,8 @@ class Trainer:
         self._spec = WorkloadSpec.from_dict(payload["workload"])
         torch.manual_seed(self._spec.seed)
         self._recipe = Recipe.from_dict(payload.get("recipe") or {"total_steps": int(payload["steps"])})
+        world = self._world = World(payload, self._link, self._device, self._recorder)
+        world.join()  # a user's model() may ask torch.distributed which rank it is
         self._workload = load_workload(self._spec)
         self._start, self._stop = payload["layers"]
         batches = self._batches = RankBatches(payload, self._spec, self._workload, self._rounds)
@@ -112,18 +115,15 @@ class Trainer:
             self._root_weights = RootWeights(stage.layers, self._workload.optimizer, self._make_scheduler)
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
         self._phase = CONNECT_PHASE
-        neighbours = self._connect()
-        sync = self._connect_sync(stage, first_step, checkpointer)
+        world.connect()
+        sync = self._make_sync(world.peers, stage, first_step, checkpointer)
         if isinstance(sync, StaleSync):
             leave_to_root(optimizer)
-        executor = self._executor = self._make_executor(stage, neighbours, optimizer, sync)
-        steps_done = self._train(executor, neighbours, scheduler, first_step, checkpointer)
+        executor = self._executor = self._make_executor(stage, world.neighbours, optimizer, sync)
+        steps_done = self._train(executor, world.neighbours, scheduler, first_step, checkpointer)
         self._phase = "end"
-        neighbours.compare_clocks()
-        neighbours.close(graceful=True)
-        if self._sync_connections is not None:
-            self._sync_connections.compare_clocks("end")
-            self._sync_connections.close(graceful=True)
+        world.compare_clocks("end")
+        world.close(graceful=True)
         self._phase = "saving the weights"
         rank, folder = payload["rank"], self._channel.folder
         return {
@@ -137,10 +137,8 @@ class Trainer:
     def close(self) -> None:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
         self._link.close()
-        if self._neighbours is not None:
-            self._neighbours.close()
-        if self._sync_connections is not None:
-            self._sync_connections.close()
+        if self._world is not None:
+            self._world.close()
         for sums in (self._sync, self._average):
             if sums is not None:
                 sums.close()
@@ -232,15 +230,14 @@ class Trainer:
             return first_step, Checkpointer(options, state, origin)
         return first_step, Checkpointer(options, state, origin, lambda: sketch_layers(layers, start, seed))
 
-    def _connect(self) -> NeighbourConnections:
-        neighbours = self._neighbours = NeighbourConnections(self._payload, self._device, self._recorder)
-        neighbours.connect(self._link.announce, lambda: self._link.address_of(None))
-        return neighbours
-
-    def _connect_sync(
-        self, stage: PipelineStage, first_step: int, checkpointer: Checkpointer | None
+    def _make_sync(
+        self,
+        peers: Mapping[int, Peer],
+        stage: PipelineStage,
+        first_step: int,
+        checkpointer: Checkpointer | None,
     ) -> GradientSync | StaleSync | None:
-        """Connects to those that this rank sums gradients with; None where it does not."""
+        """This rank's part in the sums of gradients; None: it has none."""
         payload = self._payload
         values = payload.get("sync")
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
@@ -250,13 +247,11 @@ class Trainer:
             return None
         if not self._batches.is_only_pipeline:
             check_summable(stage.layers)
-        connections = self._sync_connections = SyncConnections(payload, self._recorder)
-        connections.connect(self._link.announce, self._link.address_of)
         if "staleness" in values:
             self._sync = make_stale_sync(
                 payload,
                 stage.layers,
-                connections.peers,
+                peers,
                 self._root_weights,
                 share=self._batches.share,
                 first=first_step,
@@ -269,7 +264,7 @@ class Trainer:
                 stage.layers,
                 self._start,
                 values["groups"],
-                connections.peers,
+                peers,
                 format=values["format"],
                 chunk_bytes=int(values["chunk_bytes"]),
             )
@@ -279,7 +274,7 @@ class Trainer:
             stage.layers,
             self._start,
             values["groups"],
-            connections.peers,
+            peers,
             format=values["format"],
             chunk_bytes=int(values["chunk_bytes"]),
             share=self._batches.share,
@@ -299,7 +294,7 @@ class Trainer:
     def _make_executor(
         self,
         stage: PipelineStage,
-        neighbours: NeighbourConnections,
+        neighbours: Neighbours,
         optimizer: torch.optim.Optimizer | None,
         sync: GradientSync | StaleSync | None,
     ) -> Executor:
@@ -308,7 +303,15 @@ class Trainer:
         outputs = inputs if is_last else self._boundary(self._stop)
         return Executor(
             stage=stage,
-            stage_io=neighbours.make_stage_io(inputs, outputs, len(self._batches.streamed_sizes)),
+            stage_io=make_stage_io(
+                neighbours,
+                inputs,
+                outputs,
+                microbatches=len(self._batches.streamed_sizes),
+                device=self._device,
+                link_dtypes=payload.get("link_dtypes") or {},
+                asked_window=int(payload.get("receive_window") or 0),
+            ),
             timer=DeviceTimer(
                 float(payload.get("slowdown") or 1.0),
                 single_thread=torch.get_num_threads() == 1,
@@ -332,7 +335,7 @@ class Trainer:
     def _train(
         self,
         executor: Executor,
-        neighbours: NeighbourConnections,
+        neighbours: Neighbours,
         scheduler: LearningRateScheduler,
         first_step: int,
         checkpointer: Checkpointer | None,

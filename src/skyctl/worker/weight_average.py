@@ -25,10 +25,10 @@ from torch import nn
 
 from skyctl.errors import RunError
 from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.peer import Peer
 from skyctl.worker.round_start import RoundStart
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import RunningFigures, running_figures
-from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import SumLayout, make_layout
 from skyctl.worker.sum_messages import DIFFERENCES, WEIGHTS
@@ -82,7 +82,7 @@ class WeightAverage:
         layers: Sequence[nn.Module],
         start: int,
         groups: Sequence[Mapping[str, Any]],
-        peers: Mapping[int, Neighbour],
+        peers: Mapping[int, Peer],
         *,
         format: str = _EXACT,  # noqa: A002 — as the plan calls it
         chunk_bytes: int,

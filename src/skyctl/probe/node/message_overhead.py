@@ -35,12 +35,14 @@ from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.process_group import SkyctlProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.executor import Executor
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageReceiver, MessageSender
+from skyctl.worker.peer import Peer
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
 from skyctl.worker.training_loop import TrainingLoop
@@ -143,8 +145,8 @@ class _StageThread:
     def __init__(
         self,
         number: int,
-        before: PeerConnection | None,
-        after: PeerConnection | None,
+        before: Peer | None,
+        after: Peer | None,
         width: int,
         warm: threading.Barrier,
     ) -> None:
@@ -215,10 +217,8 @@ class _StageThread:
         return median(map(sum, steps)), max(0.0, once_s), median(self._wall_s[1:])
 
 
-def _stage_ports(
-    before: PeerConnection | None, after: PeerConnection | None, boundary: Sequence[_FloatSpec]
-) -> StageIO:
-    def inbox(pair: PeerConnection | None, *, backward: bool) -> MessageReceiver | None:
+def _stage_ports(before: Peer | None, after: Peer | None, boundary: Sequence[_FloatSpec]) -> StageIO:
+    def inbox(pair: Peer | None, *, backward: bool) -> MessageReceiver | None:
         if pair is None:
             return None
         return MessageReceiver(
@@ -231,7 +231,7 @@ def _stage_ports(
             latency_s=0.0,
         )
 
-    def outbox(pair: PeerConnection | None, *, backward: bool, window: int | None) -> MessageSender | None:
+    def outbox(pair: Peer | None, *, backward: bool, window: int | None) -> MessageSender | None:
         if pair is None:
             return None
         return MessageSender(
@@ -282,16 +282,13 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
     try:
         for ends in connections:
             connect_to_itself(*ends)
-        stages += [
-            _StageThread(
-                number,
-                connections[number - 1][1] if number else None,
-                connections[number][0] if number + 1 < STAGES else None,
-                message_bytes // 4,
-                warm,
-            )
-            for number in range(STAGES)
-        ]
+        for number in range(STAGES):
+            pairs = {number - 1: connections[number - 1][1]} if number else {}
+            if number + 1 < STAGES:
+                pairs[number + 1] = connections[number][0]
+            group = SkyctlProcessGroup(number, STAGES, pairs)
+            before, after = (Peer(group, end) if end in pairs else None for end in (number - 1, number + 1))
+            stages.append(_StageThread(number, before, after, message_bytes // 4, warm))
         failures: list[Exception] = []
         threads = [threading.Thread(target=one.run, args=(failures,), daemon=True) for one in stages]
         for thread in threads:

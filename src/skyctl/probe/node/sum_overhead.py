@@ -23,8 +23,10 @@ import torch
 from skyctl.agent.process_tree import die_with_parent
 from skyctl.probe.node.message_overhead import HOST, TIMEOUT_S, loopback_pair, quota_ratio
 from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.process_group import SkyctlProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.peer import Peer
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
@@ -76,7 +78,8 @@ def _sum_often(end: int, connection: PeerConnection) -> list[float]:
     """Sums as one of the two ends; CPU seconds of this process, by sum."""
     layout = make_layout([[LAYER_NUMEL]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
     gradients = [torch.ones(LAYER_NUMEL, dtype=torch.float32) for _ in range(LAYERS)]
-    sums = RouteSum(0, _places(end), {1 - end: connection})
+    group = SkyctlProcessGroup(end, 2, {1 - end: connection})
+    sums = RouteSum(0, _places(end), {1 - end: Peer(group, 1 - end)})
     taken_s = []
     try:
         for step in range(SUMS):

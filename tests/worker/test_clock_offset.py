@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.transport import clock_offset
 from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.process_group import SkyctlProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.worker import clock_offset
+from skyctl.worker.peer import Peer
 
 Clock = Callable[[], float]
 
 
 @pytest.fixture(params=["clear", "tls"])
-def ends(request: pytest.FixtureRequest) -> Iterator[tuple[PeerConnection, PeerConnection]]:
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Peer]]:
     """Both ends of one pair, in this process."""
     identity = TlsIdentity.from_credentials(make_tls_certificate()) if request.param == "tls" else None
     first, second = (PeerConnection(f"rank {n}", 30.0, secret="s", identity=identity) for n in (1, 0))
@@ -27,15 +29,13 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[PeerConnection, PeerC
     try:
         second.connect("127.0.0.1", port, timeout_s=30.0)
         accepting.join()
-        yield first, second
+        yield Peer(SkyctlProcessGroup(0, 2, {1: first}), 1), Peer(SkyctlProcessGroup(1, 2, {0: second}), 0)
     finally:
         first.close()
         second.close()
 
 
-def compare(
-    ends: tuple[PeerConnection, PeerConnection], asked: Clock, asking: Clock
-) -> clock_offset.ClockOffset:
+def compare(ends: tuple[Peer, Peer], asked: Clock, asking: Clock) -> clock_offset.ClockOffset:
     answering = threading.Thread(target=clock_offset.answer_clock_requests, args=(ends[0], asked))
     answering.start()
     found = clock_offset.measure_clock_offset(ends[1], asking)
@@ -43,7 +43,7 @@ def compare(
     return found
 
 
-def test_an_offset_is_found_within_the_stated_error(ends: tuple[PeerConnection, PeerConnection]) -> None:
+def test_an_offset_is_found_within_the_stated_error(ends: tuple[Peer, Peer]) -> None:
     for offset_s in (0.0, 5.0, -3600.0):
         found = compare(ends, lambda ahead=offset_s: time.perf_counter() + ahead, time.perf_counter)
         assert found.error_s > 0
@@ -52,7 +52,7 @@ def test_an_offset_is_found_within_the_stated_error(ends: tuple[PeerConnection, 
 
 
 def test_with_the_offset_at_both_ends_a_drift_is_taken_out(
-    ends: tuple[PeerConnection, PeerConnection],
+    ends: tuple[Peer, Peer],
 ) -> None:
     from skyctl.compare.timeline import align_clocks
 
@@ -77,9 +77,7 @@ def test_with_the_offset_at_both_ends_a_drift_is_taken_out(
         assert clock.to_first(before_s) - near_s <= their_s <= clock.to_first(after_s) + near_s
 
 
-def test_a_slow_link_is_asked_less_often(
-    ends: tuple[PeerConnection, PeerConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_link_is_asked_less_often(ends: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_offset, "ROUND_TIME_LIMIT_S", 0.0)
     calls: list[float] = []
 
@@ -89,3 +87,11 @@ def test_a_slow_link_is_asked_less_often(
 
     compare(ends, time.perf_counter, counted)
     assert len(calls) == 2 * clock_offset.MIN_ROUNDS
+
+
+def test_both_ends_know_how_far_they_are(ends: tuple[Peer, Peer]) -> None:
+    other = threading.Thread(target=ends[1].measure_latency, args=(3,))
+    other.start()
+    ends[0].measure_latency(3)
+    other.join()
+    assert ends[0].latency_s == ends[1].latency_s > 0

@@ -1,4 +1,4 @@
-"""The offset between two ranks' clocks: NTP's exchange over the connection that they have anyway.
+"""The offset between two ranks' clocks: NTP's exchange over the line that they have anyway.
 
 The requester notes when it asks (t0) and when the answer has arrived (t3), the responder when the request has
 arrived (t1) and when it answers (t2). The responder's clock is ahead by ((t1 − t0) + (t2 − t3)) / 2, off by
@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from skyctl.transport.peer_connection import PeerConnection
+from skyctl.worker.peer import CLOCK_TAG, Peer
 
-CLOCK_TAG = 3
 MAX_ROUNDS = 16
 MIN_ROUNDS = 4
 ROUND_TIME_LIMIT_S = 0.3
@@ -34,9 +33,7 @@ class ClockOffset(NamedTuple):
     error_s: float
 
 
-def measure_clock_offset(
-    connection: PeerConnection, clock: Callable[[], float] = time.perf_counter
-) -> ClockOffset:
+def measure_clock_offset(peer: Peer, clock: Callable[[], float] = time.perf_counter) -> ClockOffset:
     """Compares this end's clock with that of the other, which calls ``answer_clock_requests`` meanwhile.
 
     Raises:
@@ -48,10 +45,10 @@ def measure_clock_offset(
         late = number >= MIN_ROUNDS and time.perf_counter() - began > ROUND_TIME_LIMIT_S
         last = number == MAX_ROUNDS or late
         times = torch.zeros(2, dtype=torch.float64)
-        reply = connection.recv(times, CLOCK_TAG)
+        reply = peer.recv(times, CLOCK_TAG)
         request = torch.full((1,), _LAST_ROUND if last else _MORE_ROUNDS, dtype=torch.float64)
         t0 = clock()
-        sent = connection.send(request, CLOCK_TAG)
+        sent = peer.send(request, CLOCK_TAG)
         reply.wait()
         t3 = clock()
         sent.wait()
@@ -65,7 +62,7 @@ def measure_clock_offset(
     return best._replace(error_s=max(0.0, best.error_s))
 
 
-def answer_clock_requests(connection: PeerConnection, clock: Callable[[], float] = time.perf_counter) -> None:
+def answer_clock_requests(peer: Peer, clock: Callable[[], float] = time.perf_counter) -> None:
     """The other end of ``measure_clock_offset``: returns after the last request.
 
     Raises:
@@ -73,10 +70,10 @@ def answer_clock_requests(connection: PeerConnection, clock: Callable[[], float]
     """
     while True:
         request = torch.zeros(1, dtype=torch.float64)
-        connection.recv(request, CLOCK_TAG).wait()
+        peer.recv(request, CLOCK_TAG).wait()
         t1 = clock()
         times = torch.tensor([t1, 0.0], dtype=torch.float64)
         times[1] = clock()
-        connection.send(times, CLOCK_TAG).wait()
+        peer.send(times, CLOCK_TAG).wait()
         if request.item() == _LAST_ROUND:
             return

@@ -1,0 +1,241 @@
+"""The backend ``skyctl`` of torch.distributed: authenticated connections between pairs of ranks.
+
+Only ranks that the options name as peers ever connect (``peer_connection``); tensors of any device go over
+them, in the clear or under TLS. The lower rank of a pair listens and says in the store where, the higher one
+connects; nothing needs the store afterwards.
+
+Collectives over all of a run's ranks are refused: there are ranks among them that hold other layers, or none,
+and that would never call the same.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Address
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+
+from skyctl.errors import RunError
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.transfer_errors import PeerProtocolError
+
+BACKEND = "skyctl"
+CONNECT_TIMEOUT_S = 60.0
+"""For a connection to a peer that listens already."""
+PEER_READY_TIMEOUT_S = 3600.0
+"""For a peer to build its stage and connect; the launcher watches it, so this is only a last resort."""
+_COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+
+
+class Store(Protocol):
+    """The part of a ``dist.Store`` that ranks need to find each other."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """What a rank is told of its peers: the ``pg_options`` of ``init_process_group("skyctl", …)``.
+
+    Attributes:
+        hosts: by rank, the address at which each peer's machine is reached.
+        secrets: by rank, what this rank shares with that peer, and with nobody else.
+        interface: the network interface to use; None: the one on the route to the peer.
+        identity: the TLS certificate of all ranks; None: nothing is encrypted.
+        device: where tensors are, to choose NCCL where both ends are CUDA.
+    """
+
+    hosts: Mapping[int, str]
+    secrets: Mapping[int, str]
+    interface: str | None = None
+    identity: TlsIdentity | None = None
+    device: torch.device | None = None
+
+
+class SkyctlProcessGroup(dist.ProcessGroup):
+    """One rank's end of the connections to its peers: ``connect`` once, then ``send`` and ``recv``.
+
+    Args:
+        rank, size: of this process, and of all.
+        pairs: by rank, the connection to each peer.
+    """
+
+    def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection]) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg] # torch's stub lacks this one
+        self._pairs = dict(sorted(pairs.items()))
+
+    def getBackendName(self) -> str:  # noqa: N802 — torch calls it so
+        """``skyctl``."""
+        return BACKEND
+
+    def connect(self, store: Store, options: PairOptions) -> None:
+        """Connects to all peers at the same time.
+
+        Args:
+            store: any ``dist.Store`` that both ends of each pair reach until they are connected.
+
+        Raises:
+            PeerProtocolError: a peer does not say where it listens.
+            PeerUnreachableError: a peer can't be reached, or did not come in time.
+            RunError: the interface named has no address.
+        """
+        accepted: list[Future[None]] = []
+        for peer, pair in self._pairs.items():
+            if peer > self.rank():
+                address = pair.own_address(options.hosts[peer], options.interface)
+                port = pair.listen(address)
+                store.set(_listening_key(self.rank(), peer), json.dumps([address, port]))
+                accepted.append(run_in_thread(partial(pair.accept, PEER_READY_TIMEOUT_S)))
+        for peer, pair in self._pairs.items():
+            if peer < self.rank():
+                host, port = _read_address(store.get(_listening_key(peer, self.rank())), peer)
+                pair.connect(host, port, pair.own_address(host, options.interface), CONNECT_TIMEOUT_S)
+        for future in accepted:
+            future.result()
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> dist.Work:
+        """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
+        return self._pair(dst).send(tensors[0], FIRST_TAG + tag)
+
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> dist.Work:
+        """As ``dist.irecv``: starts receiving into the only tensor, which is contiguous."""
+        return self._pair(src).recv(tensors[0], FIRST_TAG + tag)
+
+    def together(self, peer: int) -> AbstractContextManager[None]:
+        """What is exchanged with that peer within it is started together, at its end."""
+        return self._pair(peer).together()
+
+    def close(self, *, graceful: bool = False) -> None:
+        """Closes all connections; whatever waits on them ends. Idempotent.
+
+        Args:
+            graceful: each only once its peer closes it, too. All ranks go through their pairs in one order.
+        """
+        for pair in self._pairs.values():
+            pair.close(graceful=graceful)
+
+    def close_pair(self, peer: int) -> None:
+        """Closes the connection to that peer at once."""
+        self._pair(peer).close()
+
+    def shutdown(self) -> None:
+        """What ``dist.destroy_process_group`` calls."""
+        self.close()
+
+    def abort(self) -> None:
+        """As ``shutdown``."""
+        self.close()
+
+    def _pair(self, peer: int) -> PeerConnection:
+        try:
+            return self._pairs[peer]
+        except KeyError:
+            raise RunError(
+                f"rank {self.rank()} exchanges nothing with rank {peer}; it does with "
+                + (", ".join(map(str, self._pairs)) or "no rank"),
+                hint="only ranks that the plan makes neighbours, or that sum together, are connected",
+            ) from None
+
+
+def _read_address(said: bytes, peer: int) -> tuple[str, int]:
+    """Where a peer says that it listens."""
+    try:
+        host, port = json.loads(said)
+        host = str(IPv4Address(host))
+        if type(port) is not int or not 0 < port < 1 << 16:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise PeerProtocolError(
+            f"rank {peer} says that it listens at {bytes(said[:100])!r}", peer_rank=peer
+        ) from None
+    return host, port
+
+
+def _listening_key(listening: int, calling: int) -> str:
+    return f"listening/{listening}/{calling}"
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refuse(_group: Any, *_args: Any, **_options: Any) -> NoReturn:
+        raise RunError(
+            f"{name} over all ranks of a run would wait for ever: they hold other layers, or none, and do "
+            "not call it",
+            hint="ask for what concerns this rank alone; skyctl itself sums gradients and the loss",
+        )
+
+    refuse.__name__, refuse.__doc__ = name, "Refused: see the module's text."
+    return refuse
+
+
+for _name in _COLLECTIVES:
+    setattr(SkyctlProcessGroup, _name, _refuse(_name.strip("_")))
+
+
+def _make_group(made: Any, options: PairOptions | None) -> SkyctlProcessGroup:
+    if options is None:
+        raise RunError(
+            "a process group over skyctl has to be told of its peers",
+            hint="within a run it is there already: torch.distributed.group.WORLD",
+        )
+    pairs = {
+        peer: PeerConnection(
+            f"rank {peer} ({host})",
+            made.timeout.total_seconds(),
+            secret=options.secrets[peer],
+            peer_rank=peer,
+            device=options.device,
+            identity=options.identity,
+        )
+        for peer, host in options.hosts.items()
+    }
+    return SkyctlProcessGroup(made.group_rank, made.group_size, pairs)
+
+
+def register_backend() -> None:
+    """Makes ``skyctl`` a backend of torch.distributed in this process. Idempotent."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+
+
+def run_in_thread(action: Callable[[], None]) -> Future[None]:
+    """Runs it in a daemon thread: a failure elsewhere must not wait for it."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            action()
+            future.set_result(None)
+        except BaseException as exc:  # noqa: BLE001 — raised where the result is asked for
+            future.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True, name="accepts a peer").start()
+    return future

@@ -1,0 +1,85 @@
+"""Another rank of the run, as a rank talks to it: over torch.distributed, whatever the backend."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from skyctl.transport.transfer_errors import PeerProtocolError
+
+CLOCK_TAG = 0
+PING_TAG = 1
+FIRST_STREAM_TAG = 16
+"""Of the messages between stages, and what goes with them; smaller tags are a pair's own."""
+FIRST_SUM_TAG = 1 << 24
+"""Of sums; a group's ``first_tag`` counts from it."""
+
+
+class Peer:
+    """A rank that this one exchanges tensors with.
+
+    Attributes:
+        rank: its number in the group.
+        name: what to call it in an error, such as ``rank 2 (10.0.0.7)``.
+        latency_s: seconds that a small message takes to it, or from it.
+    """
+
+    __slots__ = ("_group", "latency_s", "name", "rank")
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, name: str = "", latency_s: float = 0.0) -> None:
+        self._group: Any = group
+        self.rank, self.name, self.latency_s = rank, name or f"rank {rank}", latency_s
+
+    def send(self, tensor: torch.Tensor, tag: int) -> dist.Work:
+        """As ``dist.isend``: starts sending; the tensor must not change before the work is done."""
+        work: dist.Work = self._group.send([tensor], self.rank, tag)
+        return work
+
+    def recv(self, tensor: torch.Tensor, tag: int) -> dist.Work:
+        """As ``dist.irecv``: starts receiving into a contiguous tensor, filled when the work is done."""
+        work: dist.Work = self._group.recv([tensor], self.rank, tag)
+        return work
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is exchanged within it is started together, at its end, where the backend can."""
+        together = getattr(self._group, "together", None)
+        return nullcontext() if together is None else together(self.rank)
+
+    def protocol_error(self, fault: str) -> PeerProtocolError:
+        """The error for what the peer has sent; ``fault`` goes on from its name ("sent step 3, …")."""
+        return PeerProtocolError(f"{self.name} {fault}", peer_rank=self.rank)
+
+    def measure_latency(self, rounds: int = 5) -> None:
+        """Sets ``latency_s`` to half of the shortest of so many round trips; both ends must call it alike."""
+        asks = self._group.rank() < self.rank
+        times = []
+        for _ in range(rounds):
+            there, back = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+            answer = self.recv(back, PING_TAG)
+            if not asks:
+                answer.wait()
+                self.send(there, PING_TAG).wait()
+            else:
+                start = time.perf_counter()
+                question = self.send(there, PING_TAG)
+                answer.wait()
+                times.append(time.perf_counter() - start)
+                question.wait()
+        result = torch.tensor([min(times) if times else 0.0], dtype=torch.float64)
+        (self.send if asks else self.recv)(result, PING_TAG).wait()
+        self.latency_s = float(result.item()) / 2
+
+    def close(self) -> None:
+        """Ends what is under way with it, now: this rank has failed, and the other one is to know."""
+        self._group.close_pair(self.rank)
+
+
+class Neighbours(NamedTuple):
+    """The ranks before and after one in its pipeline; None: there is none."""
+
+    previous: Peer | None
+    following: Peer | None
