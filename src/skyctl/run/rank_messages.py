@@ -3,7 +3,8 @@
 A message must be of a kind that ranks send, each field with a value that it can have
 (``agent.event_fields``), and it must come in its turn: what a rank finds, once; what it stores for others;
 that it is ready, once; then its steps one by one, those of a pipeline's last rank with a loss, of the first
-pipeline's with validations, and checkpoints of its own layers after them; its result after its last step. Whether figures are true can't be told here.
+pipeline's with validations, and checkpoints of its own layers after them; its result after its last step.
+Whether figures are true can't be told here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RANK_KINDS: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEve
 MAX_NOTES = 1000
 """Of what a rank says about its checkpoints in an attempt, each once."""
 MAX_KEYS, MAX_KEYS_BY_RANK = 64, 8
-"""Of the store over which ranks find each other, a rank may set or ask for so many, and more for each rank."""
+"""Of the store over which ranks find each other a rank may use so many, and so many more for each rank."""
 _START = (EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
 
 

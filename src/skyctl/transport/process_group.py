@@ -11,14 +11,16 @@ and that would never call the same.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from ipaddress import IPv4Address
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,9 @@ PEER_READY_TIMEOUT_S = 3600.0
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
     "allgather",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
@@ -50,6 +55,8 @@ _COLLECTIVES = (
     "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
@@ -220,10 +227,31 @@ def _make_group(made: Any, options: PairOptions | None) -> SkyctlProcessGroup:
     return SkyctlProcessGroup(made.group_rank, made.group_size, pairs)
 
 
-def register_backend() -> None:
-    """Makes ``skyctl`` a backend of torch.distributed in this process. Idempotent."""
+def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: float = 1800.0) -> Any:
+    """Makes this process a rank of torch.distributed over this backend, and returns its world's group.
+
+    Nothing is exchanged yet, and nobody waited for.
+
+    Args:
+        timeout_s: for one transfer, waiting for the peer included.
+    """
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+    limit, told = timedelta(seconds=timeout_s), cast("Any", options)
+    hook = sys.excepthook
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=limit, pg_options=told)
+    sys.excepthook = hook  # torch's puts the rank before every line of a traceback
+    return dist.group.WORLD
+
+
+def join_alone() -> None:
+    """Makes this process the only rank of a world, unless it is a rank already.
+
+    So a user's code may ask torch.distributed who it is wherever it is called, and not in a run alone.
+    """
+    if not dist.is_initialized():
+        store: Any = dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs
+        join(store, 0, 1, PairOptions({}, {}))
 
 
 def run_in_thread(action: Callable[[], None]) -> Future[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -12,11 +11,10 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.transport.process_group import (
-    BACKEND,
     PEER_READY_TIMEOUT_S,
     PairOptions,
     SkyctlProcessGroup,
-    register_backend,
+    join,
     run_in_thread,
 )
 from skyctl.transport.tls_identity import TlsIdentity
@@ -111,16 +109,8 @@ class World:
             identity=TlsIdentity.from_credentials(payload.get("tls")),
             device=self._device,
         )
-        register_backend()
-        dist.init_process_group(
-            BACKEND,
-            store=self._store,
-            rank=int(payload["rank"]),
-            world_size=int(payload["ranks"]),
-            timeout=timedelta(seconds=float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)),
-            pg_options=self._options,
-        )
-        group: Any = dist.group.WORLD
+        timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
+        group: Any = join(self._store, int(payload["rank"]), int(payload["ranks"]), self._options, timeout_s)
         self._group, self._is_member = group, True
         self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in self._hosts.items()}
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from skyctl.device.torch_import import paused_collection
 from skyctl.errors import WorkloadError
+from skyctl.transport.process_group import join_alone
 from skyctl.workload import builtin, mixed_precision, opened_files, optimizers, user_code
 from skyctl.workload.corpus import read_corpus
 from skyctl.workload.data import (
@@ -349,9 +350,12 @@ def load_workload(spec: WorkloadSpec) -> Workload:
     With arguments (``train.py,width=512``) ``model`` is called with them, and so are those other functions
     that have parameters of their names.
 
+    All of these may ask ``torch.distributed`` which rank they are in, of how many: 0 of 1 outside a run.
+
     Raises:
         WorkloadError: names the layer, the shapes, or the line of the user's file.
     """
+    join_alone()
     with paused_collection():  # torch's modules for fake tensors are imported a quarter faster
         return _load_workload(spec)
 
