@@ -10,7 +10,7 @@ from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, rank_specs, sync_pairs
+from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs
 
 from ..helpers.hybrid_plans import hybrid_plan, summed_at
 
@@ -63,5 +63,5 @@ def payloads(form: str, workload: Any, steps: int, *, encrypt: bool) -> list[dic
         recipe={"total_steps": steps},
         weights=False,
     )
-    told = make_credentials(len(specs), encrypt=encrypt, pairs=sync_pairs(specs))
+    told = make_credentials(len(specs), peer_pairs(specs), encrypt=encrypt)
     return [{**spec.payload, **secret, "facts": False} for spec, secret in zip(specs, told, strict=True)]

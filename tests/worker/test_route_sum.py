@@ -205,8 +205,7 @@ def test_a_sum_of_numbers_that_are_not_tame_is_nobodys_lie(number: float, format
     with connected(TREE, 4) as ends:
 
         def act(rank: int) -> Any:
-            peers = {other: peer.connection for other, peer in ends[rank].items()}
-            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], peers)
+            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], ends[rank])
             ongoing = OngoingSum(layout, 0, kind=GRADIENTS, format=format)
             part.begin(ongoing, 1)
             own, at = [torch.full((n,), number) for layer in LAYERS for n in layer], 0

@@ -307,17 +307,17 @@ class RouteSum:
         self, ongoing: OngoingSum, number: int, direction: int, rank: int, codec: SumCodec
     ) -> IncomingMessages:
         stamps, chunks = self._stamps(ongoing, number, direction, codec), ongoing.layout.routes[number]
-        connection = self._peers[rank]
+        peer = self._peers[rank]
 
         def fault(place: int, payload: Tensor) -> str | None:
             numel = chunks[place].numel
             if (found := codec.fault(payload, numel)) is None and not codec.is_finite(payload, numel):
                 said = f"sent {stamps[place]} with NaN or infinity, and what ranks add up is finite"
                 kind = SpoiltPartError if direction == UP else SpoiltSumError
-                ongoing.doubt(kind(f"{connection.peer} {said}", peer_rank=rank))
+                ongoing.doubt(kind(f"{peer.name} {said}", peer_rank=rank))
             return found
 
-        return IncomingMessages(connection, self._tag(number, direction), stamps, fault)
+        return IncomingMessages(peer, self._tag(number, direction), stamps, fault)
 
     def _stamps(self, ongoing: OngoingSum, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
         """What the messages of a route's chunks must say of themselves."""
