@@ -155,9 +155,9 @@ def test_a_mix_up_names_what_came_and_what_was_expected(stamp: SumStamp, said: s
 
 def test_a_message_of_another_size_or_an_odd_agreement_is_refused() -> None:
     assert "sent 72 bytes where 80 are expected" in lying(SumMessage(8))
-    odd = SumMessage(2)
-    odd.stamp(SumStamp(AGREEMENT, 5, 0, 0, UP, 0, 2))
-    odd.fill(b"\1\7")
+    odd = SumMessage(3)
+    odd.stamp(SumStamp(AGREEMENT, 5, 0, 0, UP, 0, 3))
+    odd.fill(b"\1\7\0")
     assert "bytes above 1" in lying(odd, FIRST_SUM_TAG)
 
 
