@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.attack import middle
 from tests.attack.rank_forms import FORMS, payloads
 
@@ -23,6 +22,7 @@ from skyctl.errors import RunError
 from skyctl.remote.credentials import make_credentials
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.work import Work
 
 Workloads = Callable[..., dict[str, Any]]
 Ends = tuple[PeerConnection, PeerConnection]
@@ -170,7 +170,7 @@ def test_through_tls_nothing_is_changed_unnoticed(
     assert "rank 1" in str(_error_of(*waits))
 
 
-def _error_of(*transfers: dist.Work) -> RunError | None:
+def _error_of(*transfers: Work) -> RunError | None:
     """What the first that fails ends with."""
     try:
         for transfer in transfers:

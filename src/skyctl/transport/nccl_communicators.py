@@ -80,11 +80,10 @@ class NcclCommunicators:
             raise self._translate_error(exc) from exc
 
 
-class _NcclWork(dist.Work):
+class _NcclWork:
     __slots__ = ("_buffer", "_communicators", "_work")
 
     def __init__(self, communicators: NcclCommunicators, work: Any, buffer: torch.Tensor) -> None:
-        super().__init__()
         self._communicators, self._work, self._buffer = communicators, work, buffer
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 — NCCL's watchdog has the deadline

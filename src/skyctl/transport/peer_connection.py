@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from skyctl.agent.network_interfaces import NoRouteError, local_address_towards
 from skyctl.errors import RunError
@@ -44,6 +43,7 @@ from skyctl.transport.transfer_errors import (
     PeerUnreachableError,
     translate_transfer_error,
 )
+from skyctl.transport.work import NO_TIMEOUT, Work
 
 Tensor = torch.Tensor
 
@@ -57,8 +57,6 @@ CLOSE_TIMEOUT_S = 10.0
 """For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and
 one that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
 HANDSHAKE_PURPOSE = "pair"
-NO_TIMEOUT = timedelta(0)
-"""torch's word for the default limit."""
 
 
 class PeerConnection:
@@ -164,14 +162,14 @@ class PeerConnection:
         except (RuntimeError, OSError) as exc:
             raise self._connect_error(host, port, timeout_s, exc) from exc
 
-    def send(self, tensor: Tensor, tag: int) -> dist.Work:
+    def send(self, tensor: Tensor, tag: int) -> Work:
         """Starts sending; the tensor must not change before the work is done."""
         tensor = tensor.detach()
         if self._nccl is not None and tensor.is_cuda:
             return self._nccl.send(tensor.contiguous())
         return self._start(tensor.contiguous(), tag, sending=True)
 
-    def recv(self, tensor: Tensor, tag: int) -> dist.Work:
+    def recv(self, tensor: Tensor, tag: int) -> Work:
         """Starts receiving into a contiguous tensor, which is filled when the work is done."""
         assert tensor.is_contiguous(), "a receive needs a contiguous tensor"
         if self._nccl is not None and tensor.is_cuda:
@@ -251,7 +249,7 @@ class PeerConnection:
             hint=hint,
         )
 
-    def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> dist.Work:
+    def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
         transport, staging = self._transport, self._staging
         if transport is None:
             raise PeerLostError(f"the connection to {self.peer} is closed", peer_rank=self._peer_rank)
@@ -270,13 +268,12 @@ class PeerConnection:
         return self._staging
 
 
-class PairWork(dist.Work):
+class PairWork:
     """A transfer between two ranks that is under way; its errors are skyctl's and name the peer."""
 
     __slots__ = ("_connection", "_work")
 
     def __init__(self, connection: PeerConnection, work: Any) -> None:
-        super().__init__()
         self._connection, self._work = connection, work
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:

@@ -29,6 +29,7 @@ from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerProtocolError
+from skyctl.transport.work import Work
 
 BACKEND = "skyctl"
 CONNECT_TIMEOUT_S = 60.0
@@ -129,11 +130,11 @@ class SkyctlProcessGroup(dist.ProcessGroup):
         for future in accepted:
             future.result()
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> dist.Work:
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
         return self._pair(dst).send(tensors[0], FIRST_TAG + tag)
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> dist.Work:
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.irecv``: starts receiving into the only tensor, which is contiguous."""
         return self._pair(src).recv(tensors[0], FIRST_TAG + tag)
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.errors import RunError
+from skyctl.transport.work import Work
 from skyctl.worker.executor import Executor, StepReport
 from skyctl.worker.peer import FIRST_STREAM_TAG, Neighbours, Peer
 from skyctl.worker.trace_recorder import CLIP, TraceRecorder
@@ -65,9 +65,9 @@ class GradientClipper:
         self._tag, self._timer, self._layers, self._on_wait = tag, timer, layers, on_wait
         self._recorder = recorder
         self._step = 0
-        self._pending: list[tuple[torch.Tensor, dist.Work]] = []
-        self._from_next: tuple[torch.Tensor, dist.Work] | None = None
-        self._from_previous: tuple[torch.Tensor, dist.Work] | None = None
+        self._pending: list[tuple[torch.Tensor, Work]] = []
+        self._from_next: tuple[torch.Tensor, Work] | None = None
+        self._from_previous: tuple[torch.Tensor, Work] | None = None
 
     def begin(self, step: int) -> None:
         """Posts the receives of the next ``clip``, unless they are from a step that did not clip."""
@@ -144,7 +144,7 @@ class GradientClipper:
         if gradients:
             torch._foreach_mul_(gradients, scale)
 
-    def _post(self, neighbour: Peer, tag: int) -> tuple[torch.Tensor, dist.Work]:
+    def _post(self, neighbour: Peer, tag: int) -> tuple[torch.Tensor, Work]:
         buffer = torch.empty(2, dtype=torch.float64)
         return buffer, neighbour.recv(buffer, tag)
 
@@ -155,7 +155,7 @@ class GradientClipper:
         self._pending.append((message, neighbour.send(message, tag)))
 
     def _receive(
-        self, posted: tuple[torch.Tensor, dist.Work] | None, neighbour: Peer, report: StepReport
+        self, posted: tuple[torch.Tensor, Work] | None, neighbour: Peer, report: StepReport
     ) -> float:
         assert posted is not None, "begin() first"
         buffer, work = posted

@@ -23,9 +23,9 @@ from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 
 from skyctl.errors import RunError
+from skyctl.transport.work import Work
 from skyctl.worker.peer import FIRST_STREAM_TAG, Peer
 from skyctl.worker.tensor_codec import TensorCodec, codec_for
 
@@ -157,9 +157,9 @@ class _IncomingTensor(NamedTuple):
 
 class _PostedReceive(NamedTuple):
     header: _Header
-    header_work: dist.Work
+    header_work: Work
     incoming: list[_IncomingTensor]
-    works: list[dist.Work]
+    works: list[Work]
 
 
 class MessageReceiver(_MessageStream):
@@ -266,7 +266,7 @@ class _PendingSend(NamedTuple):
     microbatch: int
     header: _Header
     wires: list[torch.Tensor]
-    works: list[dist.Work]
+    works: list[Work]
 
 
 class MessageSender(_MessageStream):

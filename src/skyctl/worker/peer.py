@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from skyctl.transport.transfer_errors import PeerProtocolError
+from skyctl.transport.work import Work
 
 CLOCK_TAG = 0
 PING_TAG = 1
@@ -34,14 +35,14 @@ class Peer:
         self._group: Any = group
         self.rank, self.name, self.latency_s = rank, name or f"rank {rank}", latency_s
 
-    def send(self, tensor: torch.Tensor, tag: int) -> dist.Work:
+    def send(self, tensor: torch.Tensor, tag: int) -> Work:
         """As ``dist.isend``: starts sending; the tensor must not change before the work is done."""
-        work: dist.Work = self._group.send([tensor], self.rank, tag)
+        work: Work = self._group.send([tensor], self.rank, tag)
         return work
 
-    def recv(self, tensor: torch.Tensor, tag: int) -> dist.Work:
+    def recv(self, tensor: torch.Tensor, tag: int) -> Work:
         """As ``dist.irecv``: starts receiving into a contiguous tensor, filled when the work is done."""
-        work: dist.Work = self._group.recv([tensor], self.rank, tag)
+        work: Work = self._group.recv([tensor], self.rank, tag)
         return work
 
     def together(self) -> AbstractContextManager[None]:

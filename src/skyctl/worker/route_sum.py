@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
+from skyctl.transport.work import Work
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import FIRST_SUM_TAG, Peer
 from skyctl.worker.sum_codecs import SumCodec, make_sum_codec
@@ -35,7 +35,7 @@ from skyctl.worker.sum_messages import (
 )
 
 Tensor = torch.Tensor
-_PostedAgreement = tuple[SumMessage, dist.Work, Peer]
+_PostedAgreement = tuple[SumMessage, Work, Peer]
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class RouteSum:
         message, peer = SumMessage(nbytes), self._peers[rank]
         return message, peer.recv(message.tensor, self._first_tag + direction), peer
 
-    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, dist.Work]:
+    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, Work]:
         message = SumMessage(len(found))
         message.fill(found)
         message.stamp(self._agreement_stamp(direction, len(found)))

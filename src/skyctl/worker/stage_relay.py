@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
+from skyctl.transport.work import Work
 from skyctl.worker.peer import Peer
 
 
@@ -22,7 +22,7 @@ class StageRelay:
     def __init__(self, previous: Peer | None, following: Peer | None, tag: int, size: int) -> None:
         self._previous, self._following = previous, following
         self._tag, self._size = tag, size
-        self._sent: tuple[torch.Tensor, dist.Work] | None = None
+        self._sent: tuple[torch.Tensor, Work] | None = None
 
     @property
     def source(self) -> Peer | None:

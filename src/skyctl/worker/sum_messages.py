@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
+from skyctl.transport.work import Work
 from skyctl.worker.peer import Peer
 
 GRADIENTS, FIGURES, AGREEMENT, FACTORS, WEIGHTS, LEAVE, DIFFERENCES = range(7)
@@ -108,7 +108,7 @@ class IncomingMessages:
         fault: Callable[[int, torch.Tensor], str | None] = lambda _place, _payload: None,
     ) -> None:
         self._peer, self._tag, self._stamps, self._fault = peer, tag, stamps, fault
-        self._posted: deque[tuple[SumMessage, dist.Work]] = deque()
+        self._posted: deque[tuple[SumMessage, Work]] = deque()
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
         largest = max((stamp.nbytes for stamp in stamps), default=0)
@@ -160,7 +160,7 @@ class OutgoingMessages:
         self._peers, self._tag = peers, tag
         self._free: list[SumMessage] = []
         self._release = release or self._free.append
-        self._pending: deque[tuple[SumMessage, list[dist.Work]]] = deque()
+        self._pending: deque[tuple[SumMessage, list[Work]]] = deque()
 
     def take(self, nbytes: int) -> SumMessage:
         """A message to be filled and sent."""

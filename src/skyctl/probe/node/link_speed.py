@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from skyctl.errors import RunError, SkyctlError
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+from skyctl.transport.work import Work
 
 BURSTS = 6
 BURST = 3
@@ -63,10 +63,10 @@ _PING = 1
 class PointToPoint(Protocol):
     """What is measured: a ``PeerConnection`` (a test's fake has just these)."""
 
-    def send(self, tensor: torch.Tensor, tag: int) -> dist.Work:
+    def send(self, tensor: torch.Tensor, tag: int) -> Work:
         """Starts sending a tensor to the other end."""
 
-    def recv(self, tensor: torch.Tensor, tag: int) -> dist.Work:
+    def recv(self, tensor: torch.Tensor, tag: int) -> Work:
         """Starts receiving a tensor from the other end."""
 
 
