@@ -156,8 +156,10 @@ class Pool:
             outcome.order.append((rank, event))
             kind = event["event"]
             if kind == "stored":
-                host, port = route(rank, *listening_at(event))
-                stored[event["key"]] = json.dumps([host, port]).encode().hex()
+                stored[event["key"]] = event["value"]
+                if event["key"].startswith("listening/"):
+                    host, port = route(rank, *listening_at(event))
+                    stored[event["key"]] = json.dumps([host, port]).encode().hex()
             elif kind == "wanted":
                 wanted.append((rank, event["key"]))
             elif kind == "ready":

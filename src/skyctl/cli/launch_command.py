@@ -97,6 +97,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     """Trains what a plan file was made for, as it says."""
     from skyctl.files import read_record
     from skyctl.records.plan import Plan
+    from skyctl.run.backend import check_backend_of_plan
     from skyctl.run.rank_spec import check_plan_fits, used_nodes
     from skyctl.run.round_spec import refuse_trace
 
@@ -107,6 +108,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     _refuse_settled(path, options)
     refuse_trace(plan.problem.rhythm, trace=options.trace)
     check_plan_fits(plan, target.cluster)
+    check_backend_of_plan(options.checked_backend(), plan, encrypt=options.encrypt)
     if plan.workload is None:
         raise InputError(
             f"{path} was made from a problem file: it has no workload to train",
@@ -162,6 +164,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     """Probes (what earlier probes found and still holds is reused), plans, and trains."""
     from skyctl.run.round_spec import refuse_trace
 
+    options.checked_backend()
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
     init = find_initial_weights(out, options)

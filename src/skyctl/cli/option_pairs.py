@@ -49,7 +49,7 @@ UNUSED: Mapping[str, Sequence[Unused]] = {
     ),
     "launch": (
         Unused("checkpoint_every", ("keep", "replicas", "keep_here"), "which writes no checkpoints", 0),
-        Unused("resume", ("encrypt", "no_compare", "ship"), "which goes on as it has begun"),
+        Unused("resume", ("encrypt", "backend", "no_compare", "ship"), "which goes on as it has begun"),
     ),
     "probe": (
         Unused(

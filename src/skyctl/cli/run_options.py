@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skyctl.cli.option_values import STRATEGIES, complete_choices, complete_run
+from skyctl.cli.option_values import STRATEGIES, complete_choices, complete_run, require_choice
 from skyctl.cli.options import (
     ClusterOptions,
     ConnectionOptions,
@@ -223,6 +223,17 @@ class LaunchOptions(
 ):
     """All options of ``launch``. Help lists the groups from the last one to the first."""
 
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            metavar="skyctl|gloo",
+            autocompletion=complete_choices("skyctl", "gloo"),
+            help="What carries tensors between ranks: skyctl's own connections, or torch's Gloo between "
+            "CPUs, in the clear.",
+        ),
+    ] = "skyctl"
+
     def settled_by_plan(self) -> dict[str, object]:
         """By option that says how to plan, what was typed (None: nothing): a plan has settled all of them."""
         return {
@@ -252,12 +263,22 @@ class LaunchOptions(
             trace=self.trace,
             ignore_changes=self.ignore_changes,
             encrypt=self.encrypt,
+            backend=self.checked_backend(),
             checkpoint_every=self.checkpoint_every,
             keep=self.keep,
             replicas=self.replicas,
             keep_here=self.keep_here,
             max_restarts=self.max_restarts,
         )
+
+    def checked_backend(self) -> str:
+        """What carries tensors between ranks. Raises InputError: it can't do what else was asked for."""
+        from skyctl.run.backend import BACKENDS, check_backend
+
+        backend = require_choice("--backend", self.backend, BACKENDS)
+        pins = self.pin_first is not None or self.pin_last is not None
+        check_backend(backend, encrypt=self.encrypt, pins=pins)
+        return backend
 
     def changed_run_options(self) -> dict[str, Any]:
         """How a run is played, by name in ``RunOptions``: what was given beside ``--resume``."""

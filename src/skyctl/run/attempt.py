@@ -122,6 +122,7 @@ class Attempt:
             weights=context.options.weights,
             recipe=context.request.recipe.to_dict(),
             trace=context.options.trace,
+            backend=context.options.backend,
         )
         self._specs = [self._with_limits(self._with_checkpoints(spec, origin)) for spec in made]
         self._ranks = self._make_ranks()

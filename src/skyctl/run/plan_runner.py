@@ -24,6 +24,7 @@ from skyctl.records.run_state import RunState
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.attempt import AdoptedRanks, Attempt
+from skyctl.run.backend import check_backend_of_plan
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
 from skyctl.run.change_notes import change_notes
 from skyctl.run.checkpoints.policy import shard_limits
@@ -71,6 +72,7 @@ def run_plan(
         RunError: a rank failed; its logs stay in the run's folder.
     """
     check_plan_fits(plan, cluster)
+    check_backend_of_plan(options.backend, plan, encrypt=options.encrypt)
     paths = RunPaths.new()
     state = RunState(
         run_id=paths.run_id,
@@ -217,6 +219,8 @@ class PlanRunner:
         plan = self._now.plan
         self._context.cluster = self._replanner.cluster
         check_plan_fits(plan, self._context.cluster)
+        options = self._context.options
+        check_backend_of_plan(options.backend, plan, encrypt=options.encrypt)
         refuse_trace(plan.problem.rhythm, trace=self._context.options.trace)
         if adopted is None:  # else a request to stop waits until the ranks can write a last checkpoint
             self._look_for_requests()

@@ -14,6 +14,7 @@ from typing import Any
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
+from skyctl.run.backend import SKYCTL
 from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
 from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, stale_patience, tie_sums
 from skyctl.schedule.actions import check_in_flight
@@ -130,6 +131,7 @@ def rank_specs(
     weights: bool = True,
     recipe: Mapping[str, Any] | None = None,
     trace: bool = False,
+    backend: str = SKYCTL,
 ) -> list[RankSpec]:
     """The ranks of all pipelines, in their order, and then the helpers'.
 
@@ -152,6 +154,7 @@ def rank_specs(
         payload = {
             "run_id": run_id,
             "ranks": len(devices),
+            "backend": backend,
             **structure,
             "device": local,
             "interface": node.interface,

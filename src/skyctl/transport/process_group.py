@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 
-BACKEND = "skyctl"
+BACKEND, GLOO = "skyctl", "gloo"
 CONNECT_TIMEOUT_S = 60.0
 """For a connection to a peer that listens already."""
 PEER_READY_TIMEOUT_S = 3600.0
@@ -80,6 +81,7 @@ class PairOptions:
         interface: the network interface to use; None: the one on the route to the peer.
         identity: the TLS certificate of all ranks; None: nothing is encrypted.
         device: where tensors are, to choose NCCL where both ends are CUDA.
+        backend: what carries them: ``skyctl``, or ``gloo``, torch's own.
     """
 
     hosts: Mapping[int, str]
@@ -87,24 +89,26 @@ class PairOptions:
     interface: str | None = None
     identity: TlsIdentity | None = None
     device: torch.device | None = None
+    backend: str = BACKEND
 
 
-class SkyctlProcessGroup(dist.ProcessGroup):
-    """One rank's end of the connections to its peers: ``connect`` once, then ``send`` and ``recv``.
+class PlannedProcessGroup(dist.ProcessGroup):
+    """All ranks of a run, each talking to its peers alone: ``connect`` once, then ``send`` and ``recv``.
 
     Args:
         rank, size: of this process, and of all.
-        pairs: by rank, the connection to each peer.
+        peers: the ranks that this one talks to.
     """
 
-    def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection]) -> None:
+    def __init__(self, rank: int, size: int, peers: Iterable[int]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg] # torch's stub lacks this one
-        self._pairs = dict(sorted(pairs.items()))
+        self.peers = sorted(peers)
 
     def getBackendName(self) -> str:  # noqa: N802 — torch calls it so
         """``skyctl``."""
         return BACKEND
 
+    @abstractmethod
     def connect(self, store: Store, options: PairOptions) -> None:
         """Connects to all peers at the same time.
 
@@ -112,10 +116,54 @@ class SkyctlProcessGroup(dist.ProcessGroup):
             store: any ``dist.Store`` that both ends of each pair reach until they are connected.
 
         Raises:
-            PeerProtocolError: a peer does not say where it listens.
+            PeerProtocolError: a peer does not say where it is.
             PeerUnreachableError: a peer can't be reached, or did not come in time.
             RunError: the interface named has no address.
         """
+
+    @abstractmethod
+    def close(self, *, graceful: bool = False) -> None:
+        """Closes all connections; whatever waits on them ends. Idempotent.
+
+        Args:
+            graceful: each only once its peer closes it, too. All ranks go through their pairs in one order.
+        """
+
+    @abstractmethod
+    def close_pair(self, peer: int) -> None:
+        """Ends what is under way with that peer, at once."""
+
+    def shutdown(self) -> None:
+        """What ``dist.destroy_process_group`` calls."""
+        self.close()
+
+    def abort(self) -> None:
+        """As ``shutdown``."""
+        self.close()
+
+    def no_peer(self, rank: int) -> RunError:
+        """The error where something is asked of a rank that is no peer."""
+        return RunError(
+            f"rank {self.rank()} exchanges nothing with rank {rank}; it does with "
+            + (", ".join(map(str, self.peers)) or "no rank"),
+            hint="only ranks that the plan makes neighbours, or that sum together, are connected",
+        )
+
+
+class SkyctlProcessGroup(PlannedProcessGroup):
+    """Peers over connections that are proved from the first byte, and under TLS if that is asked for.
+
+    Args:
+        rank, size: of this process, and of all.
+        pairs: by rank, the connection to each peer.
+    """
+
+    def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection]) -> None:
+        super().__init__(rank, size, pairs)
+        self._pairs = dict(sorted(pairs.items()))
+
+    def connect(self, store: Store, options: PairOptions) -> None:
+        """As ``PlannedProcessGroup.connect``: the lower rank listens, the higher one connects."""
         accepted: list[Future[None]] = []
         for peer, pair in self._pairs.items():
             if peer > self.rank():
@@ -143,35 +191,19 @@ class SkyctlProcessGroup(dist.ProcessGroup):
         return self._pair(peer).together()
 
     def close(self, *, graceful: bool = False) -> None:
-        """Closes all connections; whatever waits on them ends. Idempotent.
-
-        Args:
-            graceful: each only once its peer closes it, too. All ranks go through their pairs in one order.
-        """
+        """As ``PlannedProcessGroup.close``."""
         for pair in self._pairs.values():
             pair.close(graceful=graceful)
 
     def close_pair(self, peer: int) -> None:
-        """Closes the connection to that peer at once."""
+        """As ``PlannedProcessGroup.close_pair``."""
         self._pair(peer).close()
-
-    def shutdown(self) -> None:
-        """What ``dist.destroy_process_group`` calls."""
-        self.close()
-
-    def abort(self) -> None:
-        """As ``shutdown``."""
-        self.close()
 
     def _pair(self, peer: int) -> PeerConnection:
         try:
             return self._pairs[peer]
         except KeyError:
-            raise RunError(
-                f"rank {self.rank()} exchanges nothing with rank {peer}; it does with "
-                + (", ".join(map(str, self._pairs)) or "no rank"),
-                hint="only ranks that the plan makes neighbours, or that sum together, are connected",
-            ) from None
+            raise self.no_peer(peer) from None
 
 
 def _read_address(said: bytes, peer: int) -> tuple[str, int]:
@@ -205,15 +237,19 @@ def _refuse(name: str) -> Callable[..., NoReturn]:
 
 
 for _name in _COLLECTIVES:
-    setattr(SkyctlProcessGroup, _name, _refuse(_name.strip("_")))
+    setattr(PlannedProcessGroup, _name, _refuse(_name.strip("_")))
 
 
-def _make_group(made: Any, options: PairOptions | None) -> SkyctlProcessGroup:
+def _make_group(made: Any, options: PairOptions | None) -> PlannedProcessGroup:
     if options is None:
         raise RunError(
             "a process group over skyctl has to be told of its peers",
             hint="within a run it is there already: torch.distributed.group.WORLD",
         )
+    if options.backend == GLOO:
+        from skyctl.transport.gloo_process_group import GlooProcessGroup
+
+        return GlooProcessGroup(made.group_rank, made.group_size, options.hosts, made.timeout)
     pairs = {
         peer: PeerConnection(
             f"rank {peer} ({host})",

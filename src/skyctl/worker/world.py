@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.transport.process_group import (
+    BACKEND,
     PEER_READY_TIMEOUT_S,
     PairOptions,
-    SkyctlProcessGroup,
+    PlannedProcessGroup,
     join,
     run_in_thread,
 )
@@ -58,6 +60,11 @@ class LauncherStore(_c10d.Store):  # type: ignore[misc]
                 self._values[str(answer["key"])] = bytes.fromhex(answer["value"])
         return self._values[key]
 
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """Waits until every key is set; the launcher watches for how long."""
+        for key in keys:
+            self.get(key)
+
 
 class World:
     """A rank's place among all: ``join``, then ``connect``; ``close`` in any case.
@@ -78,7 +85,7 @@ class World:
         recorder: TraceRecorder | None = None,
     ) -> None:
         self._payload, self._link, self._device, self._recorder = payload, link, device, recorder
-        self._group: SkyctlProcessGroup | None = None
+        self._group: PlannedProcessGroup | None = None
         self._is_member = False
         self._store = LauncherStore(link)  # torch keeps none of its own
         sync = payload.get("sync") or {"peers": ()}
@@ -108,6 +115,7 @@ class World:
             interface=payload.get("interface"),
             identity=TlsIdentity.from_credentials(payload.get("tls")),
             device=self._device,
+            backend=str(payload.get("backend") or BACKEND),
         )
         timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
         group: Any = join(self._store, int(payload["rank"]), int(payload["ranks"]), self._options, timeout_s)

@@ -1,0 +1,262 @@
+"""Torch's own Gloo between the ranks of a run: only planned pairs connect, and each proves the run's secret.
+
+Gloo itself admits whoever reaches its port and encrypts nothing. So its listener takes packets from the
+peers' addresses alone, and each pair proves its secret before anything else is sent over it. What is left to
+others: the moment before the listener is narrowed, and users of a peer's own address, who can stall a run. A
+message of another length than expected ends the process: that is how Gloo is written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from skyctl.agent.network_interfaces import local_address_towards
+from skyctl.errors import RunError
+from skyctl.transport.process_group import (
+    PEER_READY_TIMEOUT_S,
+    PairOptions,
+    PlannedProcessGroup,
+    Store,
+    run_in_thread,
+)
+from skyctl.transport.transfer_errors import (
+    PeerProtocolError,
+    TransferClosedError,
+    TransferTimeoutError,
+    translate_transfer_error,
+)
+from skyctl.transport.work import NO_TIMEOUT, Work
+
+_c10d: Any = dist  # what follows is not in torch's type stubs
+NONCE_TAG, PROOF_TAG, CLOSE_TAG, FIRST_TAG = 0, 1, 2, 16
+NONCE_BYTES = 32
+GRACE_S = 10.0
+"""At the end a peer is waited for so long."""
+_SOURCE_ADDRESS = 0xFFF00000 + 12
+"""Of an IPv4 packet, for a socket's filter: ``SKF_NET_OFF`` and the place in its header."""
+_SO_ATTACH_FILTER = 26
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+
+
+class GlooProcessGroup(PlannedProcessGroup):
+    """One rank's end of Gloo's connections to its peers.
+
+    Args:
+        rank, size: of this process, and of all.
+        hosts: by rank, the address at which each peer's machine is reached.
+        timeout: for one transfer, waiting for the peer included.
+    """
+
+    def __init__(self, rank: int, size: int, hosts: Mapping[int, str], timeout: timedelta) -> None:
+        super().__init__(rank, size, hosts)
+        self._names = {peer: f"rank {peer} ({host})" for peer, host in hosts.items()}
+        self._timeout = timeout
+        self._gloo: Any = None
+        self._sockets: list[socket.socket] = []
+        self._is_closed = False
+
+    def connect(self, store: Store, options: PairOptions) -> None:
+        """Connects to all peers at the same time, and has each prove the pair's secret.
+
+        Raises:
+            PeerProtocolError: a peer does not say where it is, or does not know the pair's secret.
+            RunError: peers are reached from several addresses, and Gloo uses one.
+        """
+        if not self.peers:
+            return
+        own = {peer: local_address_towards(options.hosts[peer], options.interface) for peer in self.peers}
+        if len(set(own.values())) > 1:
+            raise RunError(
+                f"rank {self.rank()} reaches its peers from {', '.join(sorted(set(own.values())))}, and Gloo "
+                "uses one address",
+                hint="--backend skyctl connects each pair on its own route",
+            )
+        [address] = set(own.values())
+        store.set(f"gloo-address/{self.rank()}", json.dumps(address))
+        allowed = [_read_address(store.get(f"gloo-address/{peer}"), peer) for peer in self.peers]
+        made = _c10d.ProcessGroupGloo._Options()
+        made._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+        made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
+        with _new_sockets() as listening:
+            self._gloo = _c10d.ProcessGroupGloo(store, self.rank(), self.size(), made)
+        for one in listening:
+            with one:
+                _take_from(one, allowed)
+        with _new_sockets() as connected:
+            proofs = [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
+            for proof in proofs:
+                proof.result(PEER_READY_TIMEOUT_S)
+        self._sockets = connected
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
+        """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
+        return self._start(self._gloo.send, dst, tensors[0].detach().contiguous(), FIRST_TAG + tag)
+
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Work:  # type: ignore[override]
+        """As ``dist.irecv``: starts receiving into the one tensor, which is contiguous."""
+        return self._start(self._gloo.recv, src, tensors[0], FIRST_TAG + tag)
+
+    def close(self, *, graceful: bool = False) -> None:
+        """Closes all connections; whatever waits on them ends. Idempotent.
+
+        Args:
+            graceful: each only once its peer closes it, too, but for ``GRACE_S`` at most.
+        """
+        if self._is_closed:
+            return
+        if graceful and self._gloo is not None:
+            with suppress(RuntimeError):
+                words = [torch.zeros(1, dtype=torch.int64) for _ in self.peers]
+                works = [
+                    work
+                    for peer, word in zip(self.peers, words, strict=True)
+                    for work in (
+                        self._gloo.send([torch.zeros(1, dtype=torch.int64)], peer, CLOSE_TAG),
+                        self._gloo.recv([word], peer, CLOSE_TAG),
+                    )
+                ]
+                for work in works:
+                    work.wait(timedelta(seconds=GRACE_S))
+        self._is_closed = True
+        for one in self._sockets:
+            with one, suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close_pair(self, peer: int) -> None:  # noqa: ARG002 — Gloo's connections are not told apart
+        """Closes all connections at once: this rank has failed."""
+        self.close()
+
+    def _start(
+        self, act: Callable[[list[torch.Tensor], int, int], Any], peer: int, tensor: torch.Tensor, tag: int
+    ) -> Work:
+        name = self._names.get(peer)
+        if name is None:
+            raise self.no_peer(peer)
+        try:
+            return GlooWork(act([tensor], peer, tag), name, peer, self._timeout)
+        except RuntimeError as exc:
+            raise _translate(exc, name, peer, 0.0, is_late=False) from exc
+
+    def _prove(self, peer: int, secret: str) -> None:
+        """Both ends of a pair show that they know its secret, by fresh random bytes of both."""
+        low, high = sorted((self.rank(), peer))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        theirs = self._exchange(peer, nonce, NONCE_TAG)
+        nonces = (nonce, theirs) if self.rank() == low else (theirs, nonce)
+
+        def proof(rank: int) -> bytes:
+            said = f"skyctl gloo {low} {high} {rank} ".encode() + b"".join(nonces)
+            return hmac.new(secret.encode(), said, hashlib.sha256).digest()
+
+        if not hmac.compare_digest(self._exchange(peer, proof(self.rank()), PROOF_TAG), proof(peer)):
+            said = f"{self._names[peer]} does not know the secret of its pair"
+            raise PeerProtocolError(said, peer_rank=peer)
+
+    def _exchange(self, peer: int, said: bytes, tag: int) -> bytes:
+        there = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        back = torch.zeros(len(said), dtype=torch.uint8)
+        works = [
+            self._start(self._gloo.send, peer, there, tag),
+            self._start(self._gloo.recv, peer, back, tag),
+        ]
+        for work in works:
+            work.wait()
+        return bytes(back.tolist())
+
+
+class GlooWork:
+    """A transfer of Gloo's that is under way; its errors are skyctl's and name the peer."""
+
+    __slots__ = ("_name", "_peer", "_timeout", "_work")
+
+    def __init__(self, work: Any, name: str, peer: int, timeout: timedelta) -> None:
+        self._work, self._name, self._peer, self._timeout = work, name, peer, timeout
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """As ``PairWork.wait``."""
+        limit = timeout or self._timeout
+        began = time.monotonic()
+        try:
+            self._work.wait(limit)
+        except RuntimeError as exc:
+            waited_s = time.monotonic() - began
+            is_late = waited_s >= limit.total_seconds()
+            raise _translate(exc, self._name, self._peer, waited_s, is_late=is_late) from exc
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is done or has failed."""
+        return bool(self._work.is_completed())
+
+
+def _translate(exc: RuntimeError, name: str, peer: int, waited_s: float, *, is_late: bool) -> RunError:
+    """Gloo raises RuntimeError for everything: who waited in vain knows, all else is a lost connection."""
+    kind = TransferTimeoutError if is_late else TransferClosedError
+    return translate_transfer_error(kind(str(exc)), name, waited_s, peer)
+
+
+def _read_address(said: bytes, peer: int) -> str:
+    try:
+        return str(IPv4Address(json.loads(said)))
+    except ValueError:
+        raise PeerProtocolError(
+            f"rank {peer} says that its address is {bytes(said[:100])!r}", peer_rank=peer
+        ) from None
+
+
+@contextmanager
+def _new_sockets() -> Iterator[list[socket.socket]]:
+    """The TCP sockets that this process has opened within it, as copies of its own."""
+    before = set(_tcp_inodes())
+    found: list[socket.socket] = []
+    yield found
+    found += [
+        socket.socket(fileno=os.dup(descriptor))
+        for inode, descriptor in _tcp_inodes().items()
+        if inode not in before
+    ]
+
+
+def _tcp_inodes() -> dict[str, int]:
+    """By name of the kernel's, the descriptors of this process that are TCP sockets over IPv4."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            name = str(entry.readlink())
+            if not name.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
+                    found[name] = int(entry.name)
+    return found
+
+
+def _take_from(listener: socket.socket, addresses: Sequence[str]) -> None:
+    """Has the kernel drop what comes to a listener from anywhere else than these IPv4 addresses."""
+    count = len(addresses)
+    program = [(_LOAD, 0, 0, _SOURCE_ADDRESS)]
+    for place, address in enumerate(addresses):
+        program.append((_JUMP_IF_EQUAL, count - place, 0, int(IPv4Address(address))))
+    program += [(_RETURN, 0, 0, 0), (_RETURN, 0, 0, 0x40000)]
+    code = b"".join(struct.pack("HBBI", *one) for one in program)
+    memory = ctypes.create_string_buffer(code)
+    told = struct.pack("HL", len(program), ctypes.addressof(memory))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)

@@ -1,0 +1,69 @@
+"""Ranks over torch's own Gloo and over ours: the same losses, and a peer that is gone is named soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.attack.rank_forms import FORMS, payloads
+
+Workloads = Callable[..., dict[str, Any]]
+STEPS = 3
+
+
+def over(backend: str, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**one, "backend": backend} for one in told]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_carries_the_tensors_changes_no_loss(form: str, workload: Workloads, pool: Any) -> None:
+    """To the last bit; with staleness what workers see of each other depends on when they push."""
+    told = payloads(form, workload(), STEPS, encrypt=False)
+    done = {name: pool.run(over(name, told)) for name in ("skyctl", "gloo")}
+    for one in done.values():
+        assert not one.errors, one.errors
+    ours, gloo = done["skyctl"].steps, done["gloo"].steps
+    assert ours.keys() == gloo.keys()
+    if form != "staleness":
+        assert [[event["loss"] for event in ours[rank]] for rank in ours] == [
+            [event["loss"] for event in gloo[rank]] for rank in ours
+        ]
+
+
+def test_over_gloo_a_rank_that_dies_is_named_at_once(
+    workload: Workloads, driver: ModuleType, tmp_path: Path
+) -> None:
+    killed: list[float] = []
+
+    def kill(running: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 1 and rank == 1 and not killed:
+            killed.append(time.monotonic())
+            os.kill(running.processes[1].popen.pid, signal.SIGKILL)
+
+    told = over("gloo", driver.payloads(workload(), [0, 2, 5, 7], 4, "1f1b", 1000))
+    ranks = driver.Pool(3, tmp_path)
+    try:
+        ended = ranks.run(told, kill)
+    finally:
+        ranks.close()
+    assert sorted(ended.errors) == [0, 1, 2]
+    assert ended.errors[1]["event"] == "exit"
+    assert [ended.errors[rank]["type"] for rank in (0, 2)] == ["PeerLostError"] * 2
+    assert all("rank 1" in ended.errors[rank]["message"] for rank in (0, 2))
+
+
+def test_over_gloo_a_pair_with_another_secret_is_refused(
+    workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    told = over("gloo", driver.payloads(workload(), [0, 3, 7], 4, "1f1b", 2))
+    for rank, payload in enumerate(told):
+        payload["secrets"] = {str(1 - rank): f"the secret of {rank}"}
+    ended = pool.run(told)
+    assert {error["type"] for error in ended.errors.values()} <= {"PeerProtocolError", "PeerLostError"}
+    assert "does not know the secret of its pair" in " ".join(e["message"] for e in ended.errors.values())
