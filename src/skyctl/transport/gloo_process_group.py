@@ -52,7 +52,7 @@ GRACE_S = 10.0
 """At the end a peer is waited for so long."""
 _SOURCE_ADDRESS = 0xFFF00000 + 12
 """Of an IPv4 packet, for a socket's filter: ``SKF_NET_OFF`` and the place in its header."""
-_SO_ATTACH_FILTER = 26
+_SO_ATTACH_FILTER, _WHOLE_PACKET = 26, 0x40000
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 
 
@@ -251,11 +251,10 @@ def _tcp_inodes() -> dict[str, int]:
 
 def _take_from(listener: socket.socket, addresses: Sequence[str]) -> None:
     """Has the kernel drop what comes to a listener from anywhere else than these IPv4 addresses."""
-    count = len(addresses)
     program = [(_LOAD, 0, 0, _SOURCE_ADDRESS)]
-    for place, address in enumerate(addresses):
-        program.append((_JUMP_IF_EQUAL, count - place, 0, int(IPv4Address(address))))
-    program += [(_RETURN, 0, 0, 0), (_RETURN, 0, 0, 0x40000)]
+    for address in sorted(set(addresses)):  # one that is not this one skips the way in
+        program += [(_JUMP_IF_EQUAL, 0, 1, int(IPv4Address(address))), (_RETURN, 0, 0, _WHOLE_PACKET)]
+    program.append((_RETURN, 0, 0, 0))
     code = b"".join(struct.pack("HBBI", *one) for one in program)
     memory = ctypes.create_string_buffer(code)
     told = struct.pack("HL", len(program), ctypes.addressof(memory))
