@@ -67,3 +67,16 @@ def test_over_gloo_a_pair_with_another_secret_is_refused(
     ended = pool.run(told)
     assert {error["type"] for error in ended.errors.values()} <= {"PeerProtocolError", "PeerLostError"}
     assert "does not know the secret of its pair" in " ".join(e["message"] for e in ended.errors.values())
+
+
+def test_a_users_functions_know_their_rank_and_collectives_are_refused(
+    workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    asks = "import torch.distributed as dist\n\n\ndef loss(outputs, targets):\n"
+    told = (
+        f"{asks}    assert (dist.get_rank(), dist.get_world_size()) in [(0, 1), (1, 2)], 'who is this'\n"
+        "    dist.all_reduce(targets) if dist.get_world_size() > 1 else None\n"
+    )
+    spec = workload(replace=("def loss(outputs, targets):\n", told))
+    ended = pool.run(driver.payloads(spec, [0, 3, 7], 4, "1f1b", 2))
+    assert "allreduce over all ranks of a run would wait for ever" in ended.errors[1]["message"], ended.errors
