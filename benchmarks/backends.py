@@ -40,7 +40,7 @@ def play(kind: str, rank: int, folder: Path) -> dict[str, float]:
     told = (folder / "tls").read_text()
     identity = TlsIdentity.from_credentials(json.loads(told)) if kind == "skyctl TLS" else None
     backend = GLOO if kind == "gloo" else "skyctl"
-    options = PairOptions({1 - rank: HOST}, {1 - rank: "s"}, None, identity, None, backend)
+    options = PairOptions({1 - rank: HOST}, {1 - rank: "s"}, identity=identity, backend=backend)
     store = dist.FileStore(str(folder / "store"), 2)  # type: ignore[attr-defined]
     group = join(store, rank, 2, options, 60.0)
     group.connect(store, options)

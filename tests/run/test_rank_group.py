@@ -124,9 +124,9 @@ class Stage:
     def ready(self) -> None:
         for i, task in enumerate(self.tasks):
             if i + 1 < len(self.tasks):
-                task.say({"event": "stored", "key": f"{i}/{i + 1}", "value": f"0{i}"})
+                task.say({"event": "stored", "key": f"at/{i}/{i + 1}", "value": f"0{i}"})
             if i:
-                task.say({"event": "wanted", "key": f"{i - 1}/{i}"})
+                task.say({"event": "wanted", "key": f"at/{i - 1}/{i}"})
             task.say({"event": "ready"})
         self.run.start()
 
@@ -153,7 +153,7 @@ def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
     stage = stages(3)
     stage.ready()
     assert stage.tasks[1].sent == [
-        {"op": "stored", "key": "0/1", "value": "00"},
+        {"op": "stored", "key": "at/0/1", "value": "00"},
         {"op": "start"},
     ]
     assert [sorted(told) for told in stage.secrets.values()] == [["1"], ["0", "2"], ["1"]]
@@ -169,7 +169,7 @@ def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
 
 def test_a_rank_that_never_speaks_is_named(stages) -> None:
     stage = stages(2)
-    stage.tasks[0].say({"event": "stored", "key": "0/1", "value": "00"}, {"event": "ready"})
+    stage.tasks[0].say({"event": "stored", "key": "at/0/1", "value": "00"}, {"event": "ready"})
     with pytest.raises(RunError, match=r"no sign of life from rank [01] on n[01]/cpu:0"):
         stage.run.start()
 
@@ -292,13 +292,13 @@ def test_pipelines_side_by_side_are_connected_in_pairs_and_compared(stages) -> N
     said: list[str] = []
     stage = stages(3, 2, RunCallbacks(warn=said.append), beside=True)
     for low, high in ((0, 1), (0, 2), (1, 2)):
-        stage.tasks[high].say({"event": "wanted", "key": f"{low}/{high}"})
-        stage.tasks[low].say({"event": "stored", "key": f"{low}/{high}", "value": f"0{low}0{high}"})
+        stage.tasks[high].say({"event": "wanted", "key": f"at/{low}/{high}"})
+        stage.tasks[low].say({"event": "stored", "key": f"at/{low}/{high}", "value": f"0{low}0{high}"})
     for task in stage.tasks:
         task.say({"event": "ready"})
     stage.run.start()
     told = [[(m["key"], m["value"]) for m in task.sent if m["op"] == "stored"] for task in stage.tasks]
-    assert list(map(sorted, told)) == [[], [("0/1", "0001")], [("0/2", "0002"), ("1/2", "0102")]]
+    assert list(map(sorted, told)) == [[], [("at/0/1", "0001")], [("at/0/2", "0002"), ("at/1/2", "0102")]]
     stage.step(0, loss=0.25)
     for task, norm in zip(stage.tasks, (2.0, 2.001, 2.1), strict=True):
         layers = {"0": {"sha256": "a" * 64, "bytes": 4}} if task is stage.tasks[0] else {}
@@ -494,17 +494,23 @@ def test_helpers_that_tell_of_steps_are_refused(stages) -> None:
 @pytest.mark.parametrize("message", [{"event": "wanted"}, {"event": "stored", "value": ""}])
 def test_a_rank_that_fills_the_store_is_refused(stages, message: Any) -> None:
     stage = stages(2, beside=True)
-    stage.tasks[1].say(*({**message, "key": str(number)} for number in range(200)))
+    stage.tasks[1].say(*({**message, "key": f"at/1/{number}"} for number in range(200)))
     with pytest.raises(ProtocolError, match="it has used 80 keys, the most") as caught:
         stage.run.start()
     assert caught.value.node == "n1"
 
 
-def test_two_ranks_that_say_different_things_of_a_key_are_both_named(stages) -> None:
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        (["listening/0/1"], "'listening/0/1' is not its own to set"),
+        (["0"], "'0' is not its own to set"),
+        (["at/1/0", "at/1/0"], "it had set that key before"),
+    ],
+)
+def test_a_rank_speaks_for_itself_alone_in_the_store(stages, keys: list[str], fault: str) -> None:
     stage = stages(2)
-    stage.tasks[0].say({"event": "stored", "key": "0/1", "value": "00"})
-    stage.tasks[1].say({"event": "stored", "key": "0/1", "value": "01"})
-    with pytest.raises(RunError, match=r"rank 0 .*rank 1 .*nothing tells which of them is wrong"):
+    stage.tasks[1].say(*({"event": "stored", "key": key, "value": "5b5d"} for key in keys))
+    with pytest.raises(ProtocolError, match=fault) as caught:
         stage.run.start()
-    assert stage.run.failure is not None
-    assert stage.run.failure.final
+    assert caught.value.node == "n1"

@@ -52,7 +52,6 @@ def test_tensors_reach_their_peer_by_tag(groups: Any) -> None:
     received = [groups[1].recv([other], 0, 7), groups[1].recv([one], 2, 0)]
     sent = [groups[0].send([torch.tensor([4, 5])], 1, 7), groups[2].send([torch.full((3,), 2.0)], 1, 0)]
     assert [work.wait() for work in (*received, *sent)] == [True] * 4
-    assert all(work.is_completed() for work in received)
     assert (one.tolist(), other.tolist()) == ([2.0] * 3, [4, 5])
 
 
@@ -72,7 +71,7 @@ def test_a_peer_that_closes_is_named(groups: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"[]", b"1", b'["evil.example", 1]', b'["127.0.0.1", 0]', b'["127.0.0.1", true]', b"\xff"]
+    "said", [b"", b"1", b"evil.example:1", b"127.0.0.1:0", b"127.0.0.1:-1", b"1:2:3", b"[" * 4096, b"\xff"]
 )
 def test_a_peer_that_says_no_address_is_named(said: bytes) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
@@ -123,7 +122,7 @@ def test_collectives_over_all_ranks_are_refused_and_not_waited_for() -> None:
     assert not done.returncode, done.stderr
     rank, size, backend, refused = json.loads(done.stdout)
     assert (rank, size, backend) == (0, 1, "skyctl")
-    assert [name for name, said in refused.items() if "would wait for ever" not in said] == []
+    assert [name for name, said in refused.items() if "is refused: they hold other layers" not in said] == []
 
 
 def test_it_is_told_of_its_peers() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import queue
 import signal
@@ -159,7 +158,7 @@ class Pool:
                 stored[event["key"]] = event["value"]
                 if event["key"].startswith("listening/"):
                     host, port = route(rank, *listening_at(event))
-                    stored[event["key"]] = json.dumps([host, port]).encode().hex()
+                    stored[event["key"]] = f"{host}:{port}".encode().hex()
             elif kind == "wanted":
                 wanted.append((rank, event["key"]))
             elif kind == "ready":
@@ -207,8 +206,8 @@ class Pool:
 
 def listening_at(event: Event) -> tuple[str, int]:
     """The address at which a rank waits for another one, as it has stored it."""
-    host, port = json.loads(bytes.fromhex(event["value"]))
-    return host, port
+    host, port = bytes.fromhex(event["value"]).decode().split(":")
+    return host, int(port)
 
 
 def payloads(

@@ -27,7 +27,9 @@ def check_backend(backend: str, *, encrypt: bool, pins: bool = False) -> None:
 
 def check_backend_of_plan(backend: str, plan: Plan, *, encrypt: bool) -> None:
     """Raises InputError where that backend can't carry the plan's tensors."""
-    check_backend(backend, encrypt=encrypt or plan.encrypted)
+    problem = plan.problem
+    pins = problem.first_stage is not None or problem.last_stage is not None
+    check_backend(backend, encrypt=encrypt or plan.encrypted, pins=pins)
     if backend == GLOO:
         for device in (*(stage.device for stage in plan.placed_stages), *plan.helpers):
             if not split_device_id(device)[1].startswith("cpu"):

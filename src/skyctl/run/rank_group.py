@@ -123,10 +123,7 @@ class RankGroup:
                     self._hooks.facts(facts)
                     self._send_all("build", "build")
             elif isinstance(event, StoredEvent | KeyWantedEvent):
-                try:
-                    rendezvous.take(rank, event)
-                except RunError as exc:
-                    raise self._final(exc) from exc
+                rendezvous.take(rank.task, event)
             elif isinstance(event, ReadyEvent):
                 unready.discard(rank.spec.rank)
                 ready[rank.spec.rank] = event

@@ -66,6 +66,7 @@ class RankMessageReader:
         self._next_step = first
         self._checkpoint = first
         self._notes = self._keys = 0
+        self._own_keys: set[str] = set()
         self._most_keys = MAX_KEYS + MAX_KEYS_BY_RANK * ranks
         self._validates: int | None = None
         self._seen: set[type] = set()
@@ -100,6 +101,8 @@ class RankMessageReader:
             )
         self._seen.add(type(event))
         self._keys += isinstance(event, StoredEvent | KeyWantedEvent)
+        if isinstance(event, StoredEvent):
+            self._own_keys.add(event.key)
         if isinstance(event, StepEvent):
             self._next_step = event.step + 1
             self._validates = event.step if event.validates else None
@@ -157,8 +160,16 @@ class RankMessageReader:
         if ReadyEvent in self._seen:
             return "it is ready already"
         if isinstance(event, StoredEvent | KeyWantedEvent):
-            return f"it has used {self._most_keys} keys, the most" if self._keys >= self._most_keys else None
+            if self._keys >= self._most_keys:
+                return f"it has used {self._most_keys} keys, the most"
+            return self._fault_of_key(event.key) if isinstance(event, StoredEvent) else None
         return "it had said so before" if type(event) in self._seen else None
+
+    def _fault_of_key(self, key: str) -> str | None:
+        """A rank speaks for itself alone: the second part of a key is the number of the rank that sets it."""
+        if key.split("/")[1:2] != [str(self._spec.rank)]:
+            return f"{key!r:.80} is not its own to set"
+        return "it had set that key before" if key in self._own_keys else None
 
     def _fault_of_step(self, event: StepEvent) -> str | None:
         if event.step != self._next_step:

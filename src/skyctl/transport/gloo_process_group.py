@@ -1,9 +1,10 @@
-"""Torch's own Gloo between the ranks of a run: only planned pairs connect, and each proves the run's secret.
+"""Torch's own Gloo between the ranks of a run: only planned pairs connect, and each proves its secret.
 
-Gloo itself admits whoever reaches its port and encrypts nothing. So its listener takes packets from the
-peers' addresses alone, and each pair proves its secret before anything else is sent over it. What is left to
-others: the moment before the listener is narrowed, and users of a peer's own address, who can stall a run. A
-message of another length than expected ends the process: that is how Gloo is written.
+Gloo itself admits whoever reaches its port, believes what rank he says he is, and encrypts nothing. So its
+listener takes packets from the peers' addresses alone, and each pair proves its secret before anything else
+is sent over it. Left to others are the moment before the listener is narrowed, and users of a peer's own
+address, who can stall or end a run. A message that is longer than expected ends the process, a shorter one
+passes: that is how Gloo is written.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,9 +36,11 @@ from skyctl.transport.process_group import (
     PlannedProcessGroup,
     Store,
     run_in_thread,
+    wait_for_all,
 )
 from skyctl.transport.transfer_errors import (
     PeerProtocolError,
+    PeerUnreachableError,
     TransferClosedError,
     TransferTimeoutError,
     translate_transfer_error,
@@ -90,29 +92,41 @@ class GlooProcessGroup(PlannedProcessGroup):
                 hint="--backend skyctl connects each pair on its own route",
             )
         [address] = set(own.values())
-        store.set(f"gloo-address/{self.rank()}", json.dumps(address))
-        allowed = [_read_address(store.get(f"gloo-address/{peer}"), peer) for peer in self.peers]
+        store.set(f"gloo-address/{self.rank()}", address)
+        allowed = {peer: _read_address(store.get(f"gloo-address/{peer}"), peer) for peer in self.peers}
+        for peer, theirs in allowed.items():
+            if (leaves_by := local_address_towards(theirs)) != address:
+                raise RunError(
+                    f"rank {self.rank()} is to use {address}, and what it sends to {self._names[peer]} "
+                    f"leaves from {leaves_by}: Gloo can't be told otherwise",
+                    hint="--backend skyctl, or another 'interface:' in cluster.yaml",
+                )
         made = _c10d.ProcessGroupGloo._Options()
-        made._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+        try:
+            made._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+        except TypeError as exc:
+            raise RunError(
+                f"torch {torch.__version__} can't connect planned pairs alone over Gloo",
+                hint="a newer torch on this node, or --backend skyctl",
+            ) from exc
         made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
-        with _new_sockets() as listening:
+        with _new_sockets(address) as listening:
             self._gloo = _c10d.ProcessGroupGloo(store, self.rank(), self.size(), made)
         for one in listening:
             with one:
-                _take_from(one, allowed)
-        with _new_sockets() as connected:
-            proofs = [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
-            for proof in proofs:
-                proof.result(PEER_READY_TIMEOUT_S)
-        self._sockets = connected
+                _take_from(one, list(allowed.values()))
+        with _new_sockets(address) as self._sockets:
+            wait_for_all(
+                [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
+            )
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
-        return self._start(self._gloo.send, dst, tensors[0].detach().contiguous(), FIRST_TAG + tag)
+        return self._start("send", dst, tensors[0].detach().contiguous(), FIRST_TAG + tag)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.irecv``: starts receiving into the one tensor, which is contiguous."""
-        return self._start(self._gloo.recv, src, tensors[0], FIRST_TAG + tag)
+        return self._start("recv", src, tensors[0], FIRST_TAG + tag)
 
     def close(self, *, graceful: bool = False) -> None:
         """Closes all connections; whatever waits on them ends. Idempotent.
@@ -123,35 +137,34 @@ class GlooProcessGroup(PlannedProcessGroup):
         if self._is_closed:
             return
         if graceful and self._gloo is not None:
-            with suppress(RuntimeError):
-                words = [torch.zeros(1, dtype=torch.int64) for _ in self.peers]
-                works = [
-                    work
-                    for peer, word in zip(self.peers, words, strict=True)
-                    for work in (
-                        self._gloo.send([torch.zeros(1, dtype=torch.int64)], peer, CLOSE_TAG),
-                        self._gloo.recv([word], peer, CLOSE_TAG),
-                    )
-                ]
-                for work in works:
-                    work.wait(timedelta(seconds=GRACE_S))
+            self._say_goodbye()
         self._is_closed = True
         for one in self._sockets:
             with one, suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def _say_goodbye(self) -> None:
+        """Exchanges a last word with each peer, so that nothing in flight is cut off; some may be gone."""
+        works = []
+        for peer in self.peers:
+            with suppress(RuntimeError):
+                for act in (self._gloo.send, self._gloo.recv):
+                    works.append(act([torch.zeros(1, dtype=torch.int64)], peer, CLOSE_TAG))
+        for work in works:
+            with suppress(RuntimeError):
+                work.wait(timedelta(seconds=GRACE_S))
+
     def close_pair(self, peer: int) -> None:  # noqa: ARG002 — Gloo's connections are not told apart
         """Closes all connections at once: this rank has failed."""
         self.close()
 
-    def _start(
-        self, act: Callable[[list[torch.Tensor], int, int], Any], peer: int, tensor: torch.Tensor, tag: int
-    ) -> Work:
+    def _start(self, act: Literal["send", "recv"], peer: int, tensor: torch.Tensor, tag: int) -> Work:
         name = self._names.get(peer)
         if name is None:
             raise self.no_peer(peer)
         try:
-            return GlooWork(act([tensor], peer, tag), name, peer, self._timeout)
+            work = getattr(self._gloo, act)([tensor], peer, tag)
+            return GlooWork(work, name, peer, self._timeout)
         except RuntimeError as exc:
             raise _translate(exc, name, peer, 0.0, is_late=False) from exc
 
@@ -167,18 +180,21 @@ class GlooProcessGroup(PlannedProcessGroup):
             return hmac.new(secret.encode(), said, hashlib.sha256).digest()
 
         if not hmac.compare_digest(self._exchange(peer, proof(self.rank()), PROOF_TAG), proof(peer)):
-            said = f"{self._names[peer]} does not know the secret of its pair"
-            raise PeerProtocolError(said, peer_rank=peer)
+            raise PeerUnreachableError(
+                f"what answers as {self._names[peer]} does not know the secret of their pair",
+                peer_rank=peer,
+                hint="who else is logged in there? --backend skyctl admits nobody else",
+            )
 
     def _exchange(self, peer: int, said: bytes, tag: int) -> bytes:
         there = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         back = torch.zeros(len(said), dtype=torch.uint8)
         works = [
-            self._start(self._gloo.send, peer, there, tag),
-            self._start(self._gloo.recv, peer, back, tag),
+            self._start("send", peer, there, tag),
+            self._start("recv", peer, back, tag),
         ]
         for work in works:
-            work.wait()
+            work.wait(timedelta(seconds=PEER_READY_TIMEOUT_S))
         return bytes(back.tolist())
 
 
@@ -202,10 +218,6 @@ class GlooWork:
             raise _translate(exc, self._name, self._peer, waited_s, is_late=is_late) from exc
         return True
 
-    def is_completed(self) -> bool:
-        """Whether it is done or has failed."""
-        return bool(self._work.is_completed())
-
 
 def _translate(exc: RuntimeError, name: str, peer: int, waited_s: float, *, is_late: bool) -> RunError:
     """Gloo raises RuntimeError for everything: who waited in vain knows, all else is a lost connection."""
@@ -215,7 +227,7 @@ def _translate(exc: RuntimeError, name: str, peer: int, waited_s: float, *, is_l
 
 def _read_address(said: bytes, peer: int) -> str:
     try:
-        return str(IPv4Address(json.loads(said)))
+        return str(IPv4Address(said.decode()))
     except ValueError:
         raise PeerProtocolError(
             f"rank {peer} says that its address is {bytes(said[:100])!r}", peer_rank=peer
@@ -223,28 +235,31 @@ def _read_address(said: bytes, peer: int) -> str:
 
 
 @contextmanager
-def _new_sockets() -> Iterator[list[socket.socket]]:
-    """The TCP sockets that this process has opened within it, as copies of its own."""
-    before = set(_tcp_inodes())
+def _new_sockets(address: str) -> Iterator[list[socket.socket]]:
+    """The TCP sockets at that address of ours that are opened within it, as copies; there once it is over."""
+    before = set(_tcp_sockets(address))
     found: list[socket.socket] = []
-    yield found
-    found += [
-        socket.socket(fileno=os.dup(descriptor))
-        for inode, descriptor in _tcp_inodes().items()
-        if inode not in before
-    ]
+    try:
+        yield found
+    finally:
+        found += [
+            socket.socket(fileno=os.dup(descriptor))
+            for name, descriptor in _tcp_sockets(address).items()
+            if name not in before
+        ]
 
 
-def _tcp_inodes() -> dict[str, int]:
-    """By name of the kernel's, the descriptors of this process that are TCP sockets over IPv4."""
+def _tcp_sockets(address: str) -> dict[str, int]:
+    """By name of the kernel's, the descriptors of this process's TCP sockets at an address of ours."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
+        with suppress(OSError):  # closed meanwhile
             name = str(entry.readlink())
             if not name.startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as one:
-                if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
+                is_tcp = (one.family, one.type) == (socket.AF_INET, socket.SOCK_STREAM)
+                if is_tcp and one.getsockname()[0] == address:
                     found[name] = int(entry.name)
     return found
 

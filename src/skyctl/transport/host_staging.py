@@ -269,10 +269,6 @@ class StagedSend:
         self._error = error
         self._begun.set()
 
-    def is_over(self) -> bool:
-        """Whether it is sent, or has failed."""
-        return self._begun.is_set() and (self._error is not None or bool(self._work.is_over()))
-
     def wait(self, limit: timedelta) -> None:
         """Until it is sent (RuntimeError, as the transport's own works)."""
         if not self._begun.wait(limit.total_seconds()):
@@ -303,10 +299,6 @@ class StagedRecv:
         self._streams, self._buffers, self._work = streams, buffers, work
         self._buffer: Tensor | None = buffer
         self._host, self._target, self._room = host, target, room
-
-    def is_over(self) -> bool:
-        """Whether it has come, or has failed."""
-        return self._buffer is None or bool(self._work.is_over())
 
     def wait(self, limit: timedelta) -> None:
         """Until it has come and its copy to the device is queued: what uses it there waits for that."""

@@ -89,6 +89,3 @@ class _NcclWork:
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 — NCCL's watchdog has the deadline
         self._communicators.wait_for(self._work)
         return True
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())

@@ -293,7 +293,3 @@ class PairWork:
         except RuntimeError as exc:
             raise self._connection.translate_error(exc, limit.total_seconds()) from exc
         return True
-
-    def is_completed(self) -> bool:
-        """Whether it is done or has failed."""
-        return bool(self._work.is_over())

@@ -10,14 +10,13 @@ and that would never call the same.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from ipaddress import IPv4Address
@@ -80,7 +79,8 @@ class PairOptions:
         secrets: by rank, what this rank shares with that peer, and with nobody else.
         interface: the network interface to use; None: the one on the route to the peer.
         identity: the TLS certificate of all ranks; None: nothing is encrypted.
-        device: where tensors are, to choose NCCL where both ends are CUDA.
+        devices: by rank, where the tensors are that pass between it and this one, to choose NCCL where both
+            ends are CUDA; of ranks that are not in it, the CPU.
         backend: what carries them: ``skyctl``, or ``gloo``, torch's own.
     """
 
@@ -88,7 +88,7 @@ class PairOptions:
     secrets: Mapping[int, str]
     interface: str | None = None
     identity: TlsIdentity | None = None
-    device: torch.device | None = None
+    devices: Mapping[int, torch.device] = field(default_factory=dict)
     backend: str = BACKEND
 
 
@@ -169,14 +169,13 @@ class SkyctlProcessGroup(PlannedProcessGroup):
             if peer > self.rank():
                 address = pair.own_address(options.hosts[peer], options.interface)
                 port = pair.listen(address)
-                store.set(_listening_key(self.rank(), peer), json.dumps([address, port]))
+                store.set(_listening_key(self.rank(), peer), f"{address}:{port}")
                 accepted.append(run_in_thread(partial(pair.accept, PEER_READY_TIMEOUT_S)))
         for peer, pair in self._pairs.items():
             if peer < self.rank():
                 host, port = _read_address(store.get(_listening_key(peer, self.rank())), peer)
                 pair.connect(host, port, pair.own_address(host, options.interface), CONNECT_TIMEOUT_S)
-        for future in accepted:
-            future.result()
+        wait_for_all(accepted)
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
@@ -209,15 +208,15 @@ class SkyctlProcessGroup(PlannedProcessGroup):
 def _read_address(said: bytes, peer: int) -> tuple[str, int]:
     """Where a peer says that it listens."""
     try:
-        host, port = json.loads(said)
+        host, port = said.decode().split(":")
         host = str(IPv4Address(host))
-        if type(port) is not int or not 0 < port < 1 << 16:
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise ValueError
-    except (TypeError, ValueError):
+    except ValueError:
         raise PeerProtocolError(
             f"rank {peer} says that it listens at {bytes(said[:100])!r}", peer_rank=peer
         ) from None
-    return host, port
+    return host, int(port)
 
 
 def _listening_key(listening: int, calling: int) -> str:
@@ -227,8 +226,7 @@ def _listening_key(listening: int, calling: int) -> str:
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def refuse(_group: Any, *_args: Any, **_options: Any) -> NoReturn:
         raise RunError(
-            f"{name} over all ranks of a run would wait for ever: they hold other layers, or none, and do "
-            "not call it",
+            f"{name} over all ranks of a run is refused: they hold other layers, or none, and never call it",
             hint="ask for what concerns this rank alone; skyctl itself sums gradients and the loss",
         )
 
@@ -256,7 +254,7 @@ def _make_group(made: Any, options: PairOptions | None) -> PlannedProcessGroup:
             made.timeout.total_seconds(),
             secret=options.secrets[peer],
             peer_rank=peer,
-            device=options.device,
+            device=options.devices.get(peer),
             identity=options.identity,
         )
         for peer, host in options.hosts.items()
@@ -291,6 +289,15 @@ def join_alone() -> None:
         join(store, 0, 1, PairOptions({}, {}))
 
 
+def wait_for_all(futures: Collection[Future[None]], limit_s: float = PEER_READY_TIMEOUT_S) -> None:
+    """Returns when all are done; raises the first error at once, whichever of them has it."""
+    done, _ = wait(futures, limit_s, return_when=FIRST_EXCEPTION)
+    for future in done:
+        future.result()
+    for future in futures:
+        future.result(0.0)  # raises TimeoutError: it is not done
+
+
 def run_in_thread(action: Callable[[], None]) -> Future[None]:
     """Runs it in a daemon thread: a failure elsewhere must not wait for it."""
     future: Future[None] = Future()
@@ -302,5 +309,5 @@ def run_in_thread(action: Callable[[], None]) -> Future[None]:
         except BaseException as exc:  # noqa: BLE001 — raised where the result is asked for
             future.set_exception(exc)
 
-    threading.Thread(target=run, daemon=True, name="accepts a peer").start()
+    threading.Thread(target=run, daemon=True, name="meets a peer").start()
     return future

@@ -18,6 +18,3 @@ class Work(Protocol):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True once the tensor is received and usable, or sent and reusable."""
-
-    def is_completed(self) -> bool:
-        """Whether it is done or has failed."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 
@@ -16,6 +18,7 @@ CLOCK_TAG = 0
 PING_TAG = 1
 FIRST_STREAM_TAG = 16
 """Of the messages between stages, and what goes with them; smaller tags are a pair's own."""
+_READY = timedelta(seconds=PEER_READY_TIMEOUT_S)
 FIRST_SUM_TAG = 1 << 24
 """Of sums; a group's ``first_tag`` counts from it."""
 
@@ -62,16 +65,16 @@ class Peer:
             there, back = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
             answer = self.recv(back, PING_TAG)
             if not asks:
-                answer.wait()
-                self.send(there, PING_TAG).wait()
+                answer.wait(_READY)
+                self.send(there, PING_TAG).wait(_READY)
             else:
                 start = time.perf_counter()
                 question = self.send(there, PING_TAG)
-                answer.wait()
+                answer.wait(_READY)
                 times.append(time.perf_counter() - start)
-                question.wait()
+                question.wait(_READY)
         result = torch.tensor([min(times) if times else 0.0], dtype=torch.float64)
-        (self.send if asks else self.recv)(result, PING_TAG).wait()
+        (self.send if asks else self.recv)(result, PING_TAG).wait(_READY)
         self.latency_s = float(result.item()) / 2
 
     def close(self) -> None:

@@ -27,9 +27,9 @@ from skyctl.agent.event_fields import (
 from skyctl.workload.validation_metrics import MAX_METRICS, METRIC_NAME
 
 CONNECT_PHASE = "connect"
+"""The phase of a rank that waits for its neighbours."""
 StoreKey = Annotated[str, MaxLength(200)]
 StoreValue = Annotated[str, Matches("([0-9a-f]{2}){0,4096}")]
-"""The phase of a rank that waits for its neighbours."""
 RESTORE_PHASE = "reading the checkpoint"
 """The phase of a rank that reads its layers' files."""
 MetricName = Annotated[str, Matches(METRIC_NAME)]

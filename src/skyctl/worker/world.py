@@ -13,11 +13,11 @@ import torch.distributed as dist
 from skyctl.agent.task_events import to_message
 from skyctl.transport.process_group import (
     BACKEND,
-    PEER_READY_TIMEOUT_S,
     PairOptions,
     PlannedProcessGroup,
     join,
     run_in_thread,
+    wait_for_all,
 )
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker import clock_offset
@@ -114,7 +114,7 @@ class World:
             secrets={rank: str(payload["secrets"][str(rank)]) for rank in self._hosts},
             interface=payload.get("interface"),
             identity=TlsIdentity.from_credentials(payload.get("tls")),
-            device=self._device,
+            devices={rank: self._device for rank in (self._before, self._after) if rank is not None},
             backend=str(payload.get("backend") or BACKEND),
         )
         timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
@@ -131,9 +131,7 @@ class World:
         """
         assert self._group is not None, "join() first"
         self._group.connect(self._store, self._options)
-        measured = [run_in_thread(peer.measure_latency) for peer in self.peers.values()]
-        for future in measured:
-            future.result(PEER_READY_TIMEOUT_S)
+        wait_for_all([run_in_thread(peer.measure_latency) for peer in self.peers.values()])
         self.compare_clocks("start")
 
     def compare_clocks(self, when: str) -> None:
