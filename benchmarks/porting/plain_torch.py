@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -149,6 +150,8 @@ def train_model(
     Raises:
         RuntimeError: the weights are not those of the file's own class, by name or shape.
     """
+    if dist.is_initialized():  # loading a workload has made this process a rank; here it is none
+        dist.destroy_process_group()
     model = file.make()
     model.load_state_dict(weights, strict=True)
     model.train()

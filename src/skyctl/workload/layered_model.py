@@ -28,7 +28,12 @@ from skyctl.workload.deferred_init import (
 )
 from skyctl.workload.hooks import carry_hooks, module_hooks, refuse_accumulate_hooks
 from skyctl.workload.optimizers import name_parameters
-from skyctl.workload.plain_modules import leave_out_caches, refuse_scripted, uncompiled
+from skyctl.workload.plain_modules import (
+    leave_out_caches,
+    leave_out_synced_norms,
+    refuse_scripted,
+    uncompiled,
+)
 from skyctl.workload.script_functions import bind_functions, locate_function
 from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
 from skyctl.workload.stored_weights import (
@@ -301,6 +306,7 @@ def _call_model(
         given = function()
         refuse_scripted(given, path.name)
         leave_out_caches(given, path.name, notes)
+        leave_out_synced_norms(given, path.name, notes)
         for module in given if isinstance(given, list | tuple) else [given]:
             if isinstance(module, nn.Module):
                 module.train()

@@ -98,6 +98,29 @@ def leave_out_caches(given: Any, who: str, notes: list[str]) -> None:
                     notes.append(note)
 
 
+class RankBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """In the place of a ``SyncBatchNorm``: norms by what its rank sees, as every batch norm here."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 — torch calls it so
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+
+def leave_out_synced_norms(given: Any, who: str, notes: list[str]) -> None:
+    """Has each ``SyncBatchNorm`` in what model() gives norm by what its rank sees.
+
+    It would gather figures from all ranks of the run, of which most hold other layers. Arguments as of
+    ``leave_out_caches``.
+    """
+    note = f"{who}: SyncBatchNorm norms by what each rank sees, as BatchNorm does"
+    for part in given if isinstance(given, list | tuple) else [given]:
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            if type(module) is nn.SyncBatchNorm:
+                module.__class__ = RankBatchNorm  # type: ignore[assignment]
+                if note not in notes:
+                    notes.append(note)
+
+
 def _is_of_transformers(config: Any) -> bool:
     """Whether it is a config of that library, which need not be installed."""
     return any(kind.__module__.partition(".")[0] == "transformers" for kind in type(config).__mro__)
