@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from skyctl.cli.app import app
-from skyctl.cli.option_pairs import UNUSED, Unused
+from skyctl.cli.option_pairs import UNUSED, UnusedOptions
 
 Run = Callable[..., tuple[int, str, str]]
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ def typed(command: str, name: str, value: object = None) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "rule", "other"), PAIRS)
-def test_what_would_be_ignored_is_refused(skyctl: Run, command: str, rule: Unused, other: str) -> None:
+def test_what_would_be_ignored_is_refused(skyctl: Run, command: str, rule: UnusedOptions, other: str) -> None:
     code, _, err = skyctl(command, *typed(command, rule.parameter, rule.value), *typed(command, other))
     assert code == 2
     assert rule.because in err

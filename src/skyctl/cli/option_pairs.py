@@ -11,7 +11,7 @@ from skyctl.errors import InputError
 
 
 @dataclass(frozen=True)
-class Unused:
+class UnusedOptions:
     """What does not go with one parameter of a command, and why not.
 
     Attributes:
@@ -27,9 +27,9 @@ class Unused:
     value: object = None
 
 
-UNUSED: Mapping[str, Sequence[Unused]] = {
+UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
     "plan": (
-        Unused(
+        UnusedOptions(
             "problem",
             (
                 *("workload", "cluster", "limit", "profile", "from_run", "batch_size", "seed", "dtype"),
@@ -37,7 +37,7 @@ UNUSED: Mapping[str, Sequence[Unused]] = {
             ),
             "which says it all",
         ),
-        Unused(
+        UnusedOptions(
             "from_run",
             (
                 *("limit", "profile", "batch_size", "seed", "dtype"),
@@ -45,14 +45,18 @@ UNUSED: Mapping[str, Sequence[Unused]] = {
             ),
             "which says it all",
         ),
-        Unused("assign", ("strategy", "whole_blocks"), "which is taken as it is"),
+        UnusedOptions("assign", ("strategy", "whole_blocks"), "which is taken as it is"),
     ),
     "launch": (
-        Unused("checkpoint_every", ("keep", "replicas", "keep_here"), "which writes no checkpoints", 0),
-        Unused("resume", ("encrypt", "backend", "no_compare", "ship"), "which goes on as it has begun"),
+        UnusedOptions(
+            "checkpoint_every", ("keep", "replicas", "keep_here"), "which writes no checkpoints", 0
+        ),
+        UnusedOptions(
+            "resume", ("encrypt", "backend", "no_compare", "ship"), "which goes on as it has begun"
+        ),
     ),
     "probe": (
-        Unused(
+        UnusedOptions(
             "quick",
             ("refresh", "output", "plot", "links", "microbatches", "no_compare"),
             "which makes no profile and measures a few links",

@@ -79,7 +79,8 @@ class GlooProcessGroup(PlannedProcessGroup):
         """Connects to all peers at the same time, and has each prove the pair's secret.
 
         Raises:
-            PeerProtocolError: a peer does not say where it is, or does not know the pair's secret.
+            PeerProtocolError: a peer does not say where it is.
+            PeerUnreachableError: what answers as a peer does not know the pair's secret.
             RunError: peers are reached from several addresses, and Gloo uses one.
         """
         if not self.peers:
@@ -207,7 +208,15 @@ class GlooWork:
         self._work, self._name, self._peer, self._timeout = work, name, peer, timeout
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """As ``PairWork.wait``."""
+        """Returns True once the tensor is received and usable, or sent and reusable.
+
+        Args:
+            timeout: ``NO_TIMEOUT``: the group's limit.
+
+        Raises:
+            PeerLostError: the peer is gone.
+            RunError: nothing came in time.
+        """
         limit = timeout or self._timeout
         began = time.monotonic()
         try:

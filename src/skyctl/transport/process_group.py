@@ -105,7 +105,7 @@ class PlannedProcessGroup(dist.ProcessGroup):
         self.peers = sorted(peers)
 
     def getBackendName(self) -> str:  # noqa: N802 — torch calls it so
-        """``skyctl``."""
+        """The name that ``dist.get_backend`` gives: ``skyctl``, whatever carries the tensors."""
         return BACKEND
 
     @abstractmethod
@@ -138,7 +138,7 @@ class PlannedProcessGroup(dist.ProcessGroup):
         self.close()
 
     def abort(self) -> None:
-        """As ``shutdown``."""
+        """Closes all connections at once; what waits on them ends."""
         self.close()
 
     def no_peer(self, rank: int) -> RunError:
