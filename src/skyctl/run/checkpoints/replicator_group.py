@@ -261,15 +261,19 @@ class ReplicatorGroup:
         """One file by way of this machine; why not, or None. Raises as ``bring``."""
         try:
             with tempfile.TemporaryDirectory(prefix="shard-", dir=make_private(home())) as folder:
-                if need.source == LAUNCHER_COPIES and here is not None:
-                    local = layout.layer_path(here, point.step, need.layer)
-                else:
-                    session = self._sessions[need.source]
+                copies = here if need.source == LAUNCHER_COPIES else None
+                if copies is None:
+                    session, copies = self._sessions[need.source], Path(folder)
                     there = run_folder_on_node(session, self.run_id)
-                    local = Path(folder) / "layer"
+                    remote = layout.layer_path(there, point.step, need.layer)
+                    layout.make_step_folder(copies, point.step)
                     session.fetch(
-                        str(layout.layer_path(there, point.step, need.layer)), local, need.size_bytes
+                        str(remote), layout.layer_path(copies, point.step, need.layer), need.size_bytes
                     )
+                fault = layout.find_fault(copies, point.step, need.layer, need.sha256)
+                if fault is not None:
+                    return fault  # the receiver would take it for its own
+                local = layout.layer_path(copies, point.step, need.layer)
                 path = self._sessions[name].push(local, need.sha256, keep=False)
                 order = {
                     "op": "adopt",
