@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from skyctl.errors import RunError
-from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup, _make_group
+from skyctl.transport.process_group import PairOptions, make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 
 PAIRS = {0: (1,), 1: (0, 2), 2: (1,)}
@@ -31,7 +31,7 @@ def groups() -> Any:
         told = PairOptions(dict.fromkeys(peers, "127.0.0.1"), {p: f"{sorted((p, rank))}" for p in peers})
         limit = timedelta(seconds=20)
         asked = SimpleNamespace(store=store, group_rank=rank, group_size=3, timeout=limit)
-        made.append((_make_group(asked, told), told))
+        made.append((make_group(asked, told), told))
     at_once([lambda one=one: one[0].connect(store, one[1]) for one in made])
     yield [group for group, _ in made]
     for group, _ in made:
@@ -79,7 +79,7 @@ def test_a_peer_that_says_no_address_is_named(said: bytes) -> None:
     told = PairOptions({0: "127.0.0.1"}, {0: "s"})
     asked = SimpleNamespace(store=store, group_rank=1, group_size=2, timeout=timedelta(seconds=5))
     with pytest.raises(PeerProtocolError, match="rank 0 says that it listens at"):
-        _make_group(asked, told).connect(store, told)
+        make_group(asked, told).connect(store, told)
 
 
 PROGRAM = """
@@ -123,10 +123,3 @@ def test_collectives_over_all_ranks_are_refused_and_not_waited_for() -> None:
     rank, size, backend, refused = json.loads(done.stdout)
     assert (rank, size, backend) == (0, 1, "skyctl")
     assert [name for name, said in refused.items() if "is refused: they hold other layers" not in said] == []
-
-
-def test_it_is_told_of_its_peers() -> None:
-    asked = SimpleNamespace(store=None, group_rank=0, group_size=2, timeout=timedelta(seconds=5))
-    with pytest.raises(RunError, match="has to be told of its peers"):
-        _make_group(asked, None)
-    assert isinstance(_make_group(asked, PairOptions({}, {})), SkyctlProcessGroup)

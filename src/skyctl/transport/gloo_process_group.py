@@ -35,11 +35,11 @@ from skyctl.transport.process_group import (
     PairOptions,
     PlannedProcessGroup,
     Store,
+    read_address,
     run_in_thread,
     wait_for_all,
 )
 from skyctl.transport.transfer_errors import (
-    PeerProtocolError,
     PeerUnreachableError,
     TransferClosedError,
     TransferTimeoutError,
@@ -94,7 +94,7 @@ class GlooProcessGroup(PlannedProcessGroup):
             )
         [address] = set(own.values())
         store.set(f"gloo-address/{self.rank()}", address)
-        allowed = {peer: _read_address(store.get(f"gloo-address/{peer}"), peer) for peer in self.peers}
+        allowed = {peer: read_address(store.get(f"gloo-address/{peer}"), peer) for peer in self.peers}
         for peer, theirs in allowed.items():
             if (leaves_by := local_address_towards(theirs)) != address:
                 raise RunError(
@@ -232,15 +232,6 @@ def _translate(exc: RuntimeError, name: str, peer: int, waited_s: float, *, is_l
     """Gloo raises RuntimeError for everything: who waited in vain knows, all else is a lost connection."""
     kind = TransferTimeoutError if is_late else TransferClosedError
     return translate_transfer_error(kind(str(exc)), name, waited_s, peer)
-
-
-def _read_address(said: bytes, peer: int) -> str:
-    try:
-        return str(IPv4Address(said.decode()))
-    except ValueError:
-        raise PeerProtocolError(
-            f"rank {peer} says that its address is {bytes(said[:100])!r}", peer_rank=peer
-        ) from None
 
 
 @contextmanager

@@ -28,10 +28,11 @@ import torch.distributed as dist
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.torch_backend import BACKEND, register
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 
-BACKEND, GLOO = "skyctl", "gloo"
+GLOO = "gloo"
 CONNECT_TIMEOUT_S = 60.0
 """For a connection to a peer that listens already."""
 PEER_READY_TIMEOUT_S = 3600.0
@@ -82,6 +83,7 @@ class PairOptions:
         devices: by rank, where the tensors are that pass between it and this one, to choose NCCL where both
             ends are CUDA; of ranks that are not in it, the CPU.
         backend: what carries them: ``skyctl``, or ``gloo``, torch's own.
+        ready_s: how long a peer is waited for that is to connect.
     """
 
     hosts: Mapping[int, str]
@@ -90,6 +92,7 @@ class PairOptions:
     identity: TlsIdentity | None = None
     devices: Mapping[int, torch.device] = field(default_factory=dict)
     backend: str = BACKEND
+    ready_s: float = PEER_READY_TIMEOUT_S
 
 
 class PlannedProcessGroup(dist.ProcessGroup):
@@ -141,6 +144,13 @@ class PlannedProcessGroup(dist.ProcessGroup):
         """Closes all connections at once; what waits on them ends."""
         self.close()
 
+    def refused(self, name: str) -> RunError:
+        """The error where a collective over all ranks of a run is asked for."""
+        return RunError(
+            f"{name} over all ranks of a run is refused: they hold other layers, or none, and never call it",
+            hint="ask for what concerns this rank alone; skyctl itself sums gradients and the loss",
+        )
+
     def no_peer(self, rank: int) -> RunError:
         """The error where something is asked of a rank that is no peer."""
         return RunError(
@@ -170,12 +180,12 @@ class SkyctlProcessGroup(PlannedProcessGroup):
                 address = pair.own_address(options.hosts[peer], options.interface)
                 port = pair.listen(address)
                 store.set(_listening_key(self.rank(), peer), f"{address}:{port}")
-                accepted.append(run_in_thread(partial(pair.accept, PEER_READY_TIMEOUT_S)))
+                accepted.append(run_in_thread(partial(pair.accept, options.ready_s)))
         for peer, pair in self._pairs.items():
             if peer < self.rank():
-                host, port = _read_address(store.get(_listening_key(peer, self.rank())), peer)
+                host, port = _read_listening(store.get(_listening_key(peer, self.rank())), peer)
                 pair.connect(host, port, pair.own_address(host, options.interface), CONNECT_TIMEOUT_S)
-        wait_for_all(accepted)
+        wait_for_all(accepted, options.ready_s + CONNECT_TIMEOUT_S)
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
@@ -205,7 +215,17 @@ class SkyctlProcessGroup(PlannedProcessGroup):
             raise self.no_peer(peer) from None
 
 
-def _read_address(said: bytes, peer: int) -> tuple[str, int]:
+def read_address(said: bytes, peer: int) -> str:
+    """The IPv4 address that a rank says is its own. Raises PeerProtocolError where it is none."""
+    try:
+        return str(IPv4Address(said.decode()))
+    except ValueError:
+        raise PeerProtocolError(
+            f"rank {peer} says that its address is {bytes(said[:100])!r}", peer_rank=peer
+        ) from None
+
+
+def _read_listening(said: bytes, peer: int) -> tuple[str, int]:
     """Where a peer says that it listens."""
     try:
         host, port = said.decode().split(":")
@@ -224,11 +244,8 @@ def _listening_key(listening: int, calling: int) -> str:
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(_group: Any, *_args: Any, **_options: Any) -> NoReturn:
-        raise RunError(
-            f"{name} over all ranks of a run is refused: they hold other layers, or none, and never call it",
-            hint="ask for what concerns this rank alone; skyctl itself sums gradients and the loss",
-        )
+    def refuse(group: PlannedProcessGroup, *_args: Any, **_options: Any) -> NoReturn:
+        raise group.refused(name)
 
     refuse.__name__, refuse.__doc__ = name, "Refused: see the module's text."
     return refuse
@@ -238,12 +255,17 @@ for _name in _COLLECTIVES:
     setattr(PlannedProcessGroup, _name, _refuse(_name.strip("_")))
 
 
-def _make_group(made: Any, options: PairOptions | None) -> PlannedProcessGroup:
-    if options is None:
-        raise RunError(
-            "a process group over skyctl has to be told of its peers",
-            hint="within a run it is there already: torch.distributed.group.WORLD",
-        )
+def make_group(made: Any, options: Any) -> PlannedProcessGroup:
+    """What torch calls for ``init_process_group("skyctl")`` and ``new_group``.
+
+    Args:
+        made: torch's ``DistributedBackendOptions``.
+        options: the ``pg_options``: ``PairOptions`` of a run's rank, or of a script ``MeshOptions`` or None.
+    """
+    if not isinstance(options, PairOptions):
+        from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
+
+        return MeshProcessGroup.meet(made, options or MeshOptions())
     if options.backend == GLOO:
         from skyctl.transport.gloo_process_group import GlooProcessGroup
 
@@ -270,8 +292,7 @@ def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: floa
     Args:
         timeout_s: for one transfer, waiting for the peer included.
     """
-    if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+    register()
     limit, told = timedelta(seconds=timeout_s), cast("Any", options)
     hook = sys.excepthook
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=limit, pg_options=told)

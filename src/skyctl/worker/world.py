@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.transport.process_group import (
-    BACKEND,
     PairOptions,
     PlannedProcessGroup,
     join,
@@ -20,6 +19,7 @@ from skyctl.transport.process_group import (
     wait_for_all,
 )
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.torch_backend import BACKEND
 from skyctl.worker import clock_offset
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer

@@ -1,0 +1,405 @@
+"""A process group of anybody's own script: ``init_process_group("skyctl")``, each rank connected to each.
+
+Every pair proves a secret that all ranks have been given, before anything else is said. Collectives run in
+the order in which they are called, in a thread of the group's own: all ranks must call the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import operator
+import os
+import queue
+import socket
+import stat
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from skyctl.agent.network_interfaces import local_address_towards
+from skyctl.errors import RunError
+from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup, read_address
+from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.work import NO_TIMEOUT, Work
+
+Tensor = torch.Tensor
+Reduction = Callable[[Tensor, Tensor], Tensor]
+
+SECRET_FILE, SECRET_DESCRIPTOR = "SKYCTL_SECRET_FILE", "SKYCTL_SECRET_FD"
+"""Where the environment says that the secret is: a file that its owner alone can read, or a descriptor."""
+LEAST_SECRET_BYTES = 16
+COLLECTIVE_TAG = 8
+"""Of the connection's own tags (``peer_connection.FIRST_TAG``), that of all collectives."""
+_PIECE_BYTES = 1 << 20
+"""Of a ring's messages: while one is added, the next is on its way."""
+_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
+    (dist.ReduceOp.SUM, Tensor.add_),
+    (dist.ReduceOp.AVG, Tensor.add_),  # divided at the end
+    (dist.ReduceOp.PRODUCT, Tensor.mul_),
+    (dist.ReduceOp.MIN, lambda own, other: torch.minimum(own, other, out=own)),
+    (dist.ReduceOp.MAX, lambda own, other: torch.maximum(own, other, out=own)),
+    (dist.ReduceOp.BAND, operator.iand),
+    (dist.ReduceOp.BOR, operator.ior),
+    (dist.ReduceOp.BXOR, operator.ixor),
+)
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """The ``pg_options`` of ``init_process_group("skyctl", …)`` in a script of one's own.
+
+    Attributes:
+        secret: what all ranks share, and nobody else; None: the environment says where it is.
+        address: at which the others reach this rank; None: the one on the route to ``MASTER_ADDR``, and on
+            loopback without one.
+        identity: the TLS certificate of all ranks; None: nothing is encrypted.
+    """
+
+    secret: bytes | None = None
+    address: str | None = None
+    identity: TlsIdentity | None = None
+
+
+class MeshProcessGroup(SkyctlProcessGroup):
+    """All ranks of a group, each connected to each: ``send``, ``recv`` and collectives.
+
+    Args:
+        rank, size: of this process, and of all.
+        pairs: by rank, the connection to each other one.
+        timeout: for one collective.
+    """
+
+    def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection], timeout: timedelta) -> None:
+        super().__init__(rank, size, pairs)
+        self._timeout = timeout
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run_calls, daemon=True, name="collectives").start()
+
+    @classmethod
+    def meet(cls, made: Any, options: MeshOptions) -> MeshProcessGroup:
+        """The group that torch wants made, once all of its ranks are connected.
+
+        Args:
+            made: torch's ``DistributedBackendOptions``.
+
+        Raises:
+            RunError: there is no secret, or a rank did not come in time, or has another one.
+        """
+        rank, size = int(made.group_rank), int(made.group_size)
+        names = list(made.global_ranks_in_group) or list(range(size))
+        pairs: dict[int, PeerConnection] = {}
+        hosts: dict[int, str] = {}
+        if size > 1:
+            secret = options.secret or _secret_of_process()
+            address = options.address or _own_address(os.environ)
+            made.store.set(f"address/{rank}", address)
+            for peer in range(size):
+                if peer == rank:
+                    continue
+                hosts[peer] = read_address(made.store.get(f"address/{peer}"), names[peer])
+                low, high = sorted((rank, peer))
+                pairs[peer] = PeerConnection(
+                    f"rank {names[peer]} ({hosts[peer]})",
+                    made.timeout.total_seconds(),
+                    secret=hmac.new(
+                        secret, f"{made.group_id} {low} {high}".encode(), hashlib.sha256
+                    ).hexdigest(),
+                    peer_rank=names[peer],
+                    identity=options.identity,
+                )
+        group = cls(rank, size, pairs, made.timeout)
+        group.connect(made.store, PairOptions(hosts, {}, ready_s=made.timeout.total_seconds()))
+        return group
+
+    def shutdown(self) -> None:
+        """What ``dist.destroy_process_group`` calls: what was sent still arrives."""
+        self._calls.put(None)
+        self.close(graceful=True)
+
+    # --- collectives, as torch.distributed calls them: the parameters' names are torch's
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> CollectiveWork:  # type: ignore[override]
+        """As ``dist.all_reduce``: a ring, in which each rank reduces its part, so all get the same bits."""
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        return self._call(lambda: self._reduce_in_ring(tensors[0], op), tensors)
+
+    def barrier(self, opts: Any = None) -> CollectiveWork:  # type: ignore[override]  # noqa: ARG002
+        """As ``dist.barrier``."""
+        return self.allreduce([torch.zeros(self.size(), dtype=torch.uint8)])
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> CollectiveWork:  # type: ignore[override]
+        """As ``dist.broadcast``: the root sends to each."""
+        return self.scatter(tensors, [[tensors[0]] * self.size()], opts)
+
+    def scatter(  # type: ignore[override]
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+    ) -> CollectiveWork:
+        """As ``dist.scatter``."""
+        root, own = int(opts.rootRank), self.rank()
+        if own == root:
+            return self._exchange(dict(enumerate(inputs[0])), {root: outputs[0]})
+        return self._exchange({}, {root: outputs[0]})
+
+    def gather(  # type: ignore[override]
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+    ) -> CollectiveWork:
+        """As ``dist.gather``."""
+        root, own = int(opts.rootRank), self.rank()
+        return self._exchange({root: inputs[0]}, dict(enumerate(outputs[0])) if own == root else {})
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> CollectiveWork:  # type: ignore[override]
+        """As ``dist.reduce``: the root reduces in the order of ranks."""
+        root, op = int(opts.rootRank), opts.reduceOp
+        if self.rank() != root:
+            return self._exchange({root: tensors[0]}, {})
+        parts = [torch.empty_like(tensors[0]) for _ in range(self.size())]
+        return self._exchange(
+            {root: tensors[0]}, dict(enumerate(parts)), lambda: _reduce_into(tensors[0], parts, op)
+        )
+
+    def allgather(  # type: ignore[override]
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> CollectiveWork:
+        """As ``dist.all_gather``."""
+        return self.alltoall(outputs[0], [inputs[0]] * self.size(), opts)
+
+    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Any:
+        """As ``dist.all_gather_into_tensor``."""
+        return self.allgather([output.view(-1).tensor_split(self.size())], [own.view(-1)], opts)
+
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+    ) -> CollectiveWork:
+        """As ``dist.reduce_scatter``: each rank reduces its part in the order of ranks."""
+        parts = [torch.empty_like(outputs[0]) for _ in range(self.size())]
+        return self._exchange(
+            dict(enumerate(inputs[0])),
+            dict(enumerate(parts)),
+            lambda: _reduce_into(outputs[0], parts, opts.reduceOp),
+        )
+
+    def reduce_scatter_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Any:
+        """As ``dist.reduce_scatter_tensor``."""
+        return self.reduce_scatter([output.view(-1)], [own.view(-1).tensor_split(self.size())], opts)
+
+    def alltoall(  # type: ignore[override]
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any = None,  # noqa: ARG002
+    ) -> CollectiveWork:
+        """As ``dist.all_to_all``."""
+        return self._exchange(dict(enumerate(inputs)), dict(enumerate(outputs)))
+
+    def all_to_all_single(
+        self, output: Tensor, own: Tensor, output_sizes: Sequence[int], sizes: Sequence[int], opts: Any = None
+    ) -> Any:
+        """As ``dist.all_to_all_single``."""
+        outputs, inputs = (
+            torch.split(one, list(parts)) if parts else one.tensor_split(self.size())
+            for one, parts in ((output, output_sizes), (own, sizes))
+        )
+        return self.alltoall(outputs, inputs, opts)
+
+    # the names of torch before 2.13
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def refused(self, name: str) -> RunError:
+        """As ``PlannedProcessGroup.refused``: a collective that this backend has not got."""
+        return RunError(f"the backend skyctl has no {name}", hint='init_process_group("gloo") may have it')
+
+    def _exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        then: Callable[[], None] = lambda: None,
+    ) -> CollectiveWork:
+        """Sends and receives a tensor by rank, this one included, all at the same time."""
+
+        own = self.rank()
+
+        def run() -> None:
+            landing = {
+                rank: one if one.is_contiguous() else one.contiguous() for rank, one in received.items()
+            }
+            works = [self._start_receive(rank, one) for rank, one in landing.items() if rank != own]
+            works += [self._start_send(rank, one) for rank, one in sent.items() if rank != own]
+            if own in sent and own in landing:
+                landing[own].copy_(sent[own])
+            for work in works:
+                work.wait(self._timeout)
+            for rank, one in received.items():
+                if one is not landing[rank]:
+                    one.copy_(landing[rank])
+            then()
+
+        return self._call(run, list(received.values()))
+
+    def _reduce_in_ring(self, tensor: Tensor, op: Any) -> None:
+        """Each rank's part goes round and is reduced by all in turn; then the reduced parts go round."""
+        size, rank = self.size(), self.rank()
+        following, before = (rank + 1) % size, (rank - 1) % size
+        flat = tensor.contiguous().view(-1)
+        reduce, parts = _reduction(op), flat.tensor_split(size)
+        for turn in range(2 * (size - 1)):
+            is_reduced = turn >= size - 1
+            sent, received = (parts[(rank - turn - back) % size] for back in (0, 1))
+            landing = received if is_reduced else torch.empty_like(received)
+            pieces = list(zip(_pieces(received), _pieces(landing), strict=True))
+            arriving = [self._start_receive(before, piece) for _, piece in pieces]
+            leaving = [self._start_send(following, piece) for piece in _pieces(sent)]
+            for (own, other), work in zip(pieces, arriving, strict=True):
+                work.wait(self._timeout)
+                if not is_reduced:
+                    reduce(own, other)
+            for work in leaving:
+                work.wait(self._timeout)
+            if turn == size - 2 and op == dist.ReduceOp.AVG:
+                received.div_(size)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))
+
+    def _start_send(self, rank: int, tensor: Tensor) -> Work:
+        return self._pair(rank).send(tensor, COLLECTIVE_TAG)
+
+    def _start_receive(self, rank: int, tensor: Tensor) -> Work:
+        return self._pair(rank).recv(tensor, COLLECTIVE_TAG)
+
+    def _call(self, action: Callable[[], None], result: Sequence[Tensor]) -> CollectiveWork:
+        """Has the group's thread do that once the calls before it are done."""
+        future: Future[None] = Future()
+        self._calls.put((action, future))
+        return CollectiveWork(future, result, self._timeout)
+
+    def _run_calls(self) -> None:
+        while (call := self._calls.get()) is not None:
+            action, future = call
+            try:
+                action()
+                future.set_result(None)
+            except BaseException as exc:  # noqa: BLE001 — raised by whoever waits
+                future.set_exception(exc)
+                self.close()  # what the others do next would meet the rest of this
+
+
+class CollectiveWork:
+    """A collective that is under way."""
+
+    def __init__(self, future: Future[None], result: Sequence[Tensor], timeout: timedelta) -> None:
+        self._future, self._result, self._timeout = future, list(result), timeout
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Returns True once it is done.
+
+        Args:
+            timeout: ``NO_TIMEOUT``: the group's limit for each transfer.
+
+        Raises:
+            PeerLostError: a rank is gone.
+            RunError: it was not done in time.
+        """
+        try:
+            self._future.result(timeout.total_seconds() or None)
+        except TimeoutError as exc:
+            raise RunError(f"a collective was not done within {timeout.total_seconds():g} s") from exc
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is done, or has failed."""
+        return self._future.done()
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """torch's future of the tensors, as communication hooks of DDP return it."""
+        told: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+
+        def tell(done: Future[None]) -> None:
+            if (error := done.exception()) is not None:
+                told.set_exception(error)  # type: ignore[arg-type] # torch's stub is wrong
+            else:
+                told.set_result(self._result)
+
+        self._future.add_done_callback(tell)
+        return told
+
+
+def read_secret(environment: Mapping[str, str]) -> bytes:
+    """The secret that the environment says where to find.
+
+    Raises:
+        RunError: it does not say, or others could read it, or it is too short.
+    """
+    if number := environment.get(SECRET_DESCRIPTOR):
+        with open(int(number), "rb", closefd=False) as file:
+            secret = file.read().strip()
+        where = f"descriptor {number}"
+    elif name := environment.get(SECRET_FILE):
+        with Path(name).open("rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+                raise RunError(
+                    f"{name} holds the secret of a process group, and others than this user can read it",
+                    hint=f"chmod 600 {name}, a file of your own; if others saw it, make another secret",
+                )
+            secret = file.read().strip()
+        where = name
+    else:
+        raise RunError(
+            "ranks over the backend skyctl have to share a secret, and there is none",
+            hint=f"openssl rand -hex 32 > secret; chmod 600 secret; {SECRET_FILE}=secret, on each machine",
+        )
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise RunError(
+            f"the secret in {where} has {len(secret)} bytes; it needs {LEAST_SECRET_BYTES}",
+            hint="openssl rand -hex 32 makes one",
+        )
+    return secret
+
+
+@cache
+def _secret_of_process() -> bytes:
+    """The secret of the environment: once, since what a pipe has given is gone."""
+    return read_secret(os.environ)
+
+
+def _own_address(environment: Mapping[str, str]) -> str:
+    """This machine's address on the route to rank 0's."""
+    name = environment.get("MASTER_ADDR") or "127.0.0.1"
+    try:
+        return local_address_towards(socket.gethostbyname(name))
+    except OSError as exc:
+        raise RunError(f"MASTER_ADDR is {name}, which has no IPv4 address: {exc.strerror or exc}") from exc
+
+
+def _reduction(op: Any) -> Reduction:
+    for known, reduce in _REDUCTIONS:
+        if op == known:
+            return reduce
+    raise RunError(
+        f"the backend skyctl reduces nothing by {op}", hint="SUM, AVG, PRODUCT, MIN and MAX it does"
+    )
+
+
+def _reduce_into(target: Tensor, parts: Sequence[Tensor], op: Any) -> None:
+    """Reduces the parts, in their order."""
+    reduce = _reduction(op)
+    for part in parts[1:]:
+        reduce(parts[0], part)
+    if op == dist.ReduceOp.AVG:
+        parts[0].div_(len(parts))
+    target.copy_(parts[0])
+
+
+def _pieces(flat: Tensor) -> Sequence[Tensor]:
+    return torch.split(flat, max(1, _PIECE_BYTES // flat.element_size()))
