@@ -49,7 +49,9 @@ def make_plan(form: str) -> Plan:
     return Plan.model_validate(made)
 
 
-def payloads(form: str, workload: Any, steps: int, *, encrypt: bool) -> list[dict[str, Any]]:
+def payloads(
+    form: str, workload: Any, steps: int, *, encrypt: bool, backend: str = "skyctl"
+) -> list[dict[str, Any]]:
     """By rank."""
     made = make_plan(form)
     check_plan_fits(made, CLUSTER)
@@ -62,6 +64,7 @@ def payloads(form: str, workload: Any, steps: int, *, encrypt: bool) -> list[dic
         addresses=dict.fromkeys(NAMES, "127.0.0.1"),
         recipe={"total_steps": steps},
         weights=False,
+        backend=backend,
     )
     told = make_credentials(len(specs), peer_pairs(specs), encrypt=encrypt)
     return [{**spec.payload, **secret, "facts": False} for spec, secret in zip(specs, told, strict=True)]

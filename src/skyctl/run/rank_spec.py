@@ -14,9 +14,9 @@ from typing import Any
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
-from skyctl.run.backend import SKYCTL
+from skyctl.run.backend import GLOO, SKYCTL
 from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
-from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, stale_patience, tie_sums
+from skyctl.run.sum_spec import add_clocks, check_sums, equal_ring, group_sums, stale_patience, tie_sums
 from skyctl.schedule.actions import check_in_flight
 
 
@@ -145,12 +145,14 @@ def rank_specs(
     structures = rank_structures(plan)
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
     placed = [split_device_id(device) for device in devices]
+    ring = equal_ring(plan) if backend == GLOO else None
     for rank, (device, structure) in enumerate(zip(devices, structures, strict=True)):
         node_name, local = placed[rank]
         node = cluster.node(node_name)
         sync = structure["sync"]
         if sync is not None:
             sync = {**sync, "peers": [_peer(peer, placed, addresses) for peer in sync["peers"]]}
+            sync["groups"] = [{**group, "ring": ring} for group in sync["groups"]]
         payload = {
             "run_id": run_id,
             "ranks": len(devices),
@@ -200,7 +202,8 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     (``tie``), over which routes (``worker.route_sum.RoutePlace``);
     its ``peers`` are ranks here, and with their addresses in a payload; for a trace a rank that no stage of
     its pipeline comes before compares its clock with that of ``clock_of`` (None: the first rank), and those
-    of ``clock_for`` theirs with its own.
+    of ``clock_for`` theirs with its own. In a payload, a group has a ``ring``, too: the ranks in the order in
+    which the backend's own collective sums, in the place of the routes (None: nothing does).
     ``helps``: it holds no layers, and only helps to sum. ``rounds``: see ``round_spec``.
     """
     found: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@ the tags of a group's messages follow from its place in the plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -142,6 +143,30 @@ def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
         **delayed,
         **({"staleness": {"most": rhythm.staleness}} if rhythm.is_stale else {}),
     }
+
+
+def equal_ring(plan: Plan) -> list[int] | None:
+    """The ranks in their order on the ring over which all sum equal shares; None: the plan has another way.
+
+    Such a sum is what libraries of collectives have too, and theirs takes less of the processors.
+    """
+    sync, devices = plan.sync, [stage.device for stage in plan.placed_stages]
+    if sync is None or len(sync.groups) != 1 or plan.helpers or len(devices) != len(plan.pipelines):
+        return None
+    if sync.format != "float32" or not plan.problem.rhythm.is_synchronous:
+        return None
+    routes = sync.groups[0].routes
+    edges = {(a, b) for route in routes for a, b in (*route.up, *route.down)}
+    following = dict(edges)
+    order = [devices[0]]
+    while len(following) == len(edges) and len(order) < len(devices) and order[-1] in following:
+        order.append(following[order[-1]])
+    is_ring = set(order) == set(devices) and following.get(order[-1]) == order[0]
+    is_equal = all(math.isclose(route.share, 1 / len(devices), rel_tol=1e-6) for route in routes)
+    roots = {route.root for route in routes}
+    if not (is_ring and is_equal and roots == set(devices) and len(routes) == len(devices)):
+        return None
+    return [devices.index(device) for device in order]
 
 
 def _route_place(

@@ -48,7 +48,7 @@ from skyctl.transport.transfer_errors import (
 from skyctl.transport.work import NO_TIMEOUT, Work
 
 _c10d: Any = dist  # what follows is not in torch's type stubs
-NONCE_TAG, PROOF_TAG, CLOSE_TAG, FIRST_TAG = 0, 1, 2, 16
+NONCE_TAG, PROOF_TAG, CLOSE_TAG, DOUBT_TAG, FIRST_TAG = 0, 1, 2, 3, 16
 NONCE_BYTES = 32
 GRACE_S = 10.0
 """At the end a peer is waited for so long."""
@@ -65,10 +65,20 @@ class GlooProcessGroup(PlannedProcessGroup):
         rank, size: of this process, and of all.
         hosts: by rank, the address at which each peer's machine is reached.
         timeout: for one transfer, waiting for the peer included.
+        ring: all ranks, in the order in which ``sum_in_ring`` goes round; both its neighbours are peers of a
+            rank. None: in their own order.
     """
 
-    def __init__(self, rank: int, size: int, hosts: Mapping[int, str], timeout: timedelta) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        hosts: Mapping[int, str],
+        timeout: timedelta,
+        ring: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(rank, size, hosts)
+        self._ring = list(ring or range(size))  # Gloo's ranks are places on it
         self._names = {peer: f"rank {peer} ({host})" for peer, host in hosts.items()}
         self._timeout = timeout
         self._gloo: Any = None
@@ -112,7 +122,7 @@ class GlooProcessGroup(PlannedProcessGroup):
             ) from exc
         made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
         with _new_sockets(address) as listening:
-            self._gloo = _c10d.ProcessGroupGloo(store, self.rank(), self.size(), made)
+            self._gloo = _c10d.ProcessGroupGloo(store, self._ring.index(self.rank()), self.size(), made)
         for one in listening:
             with one:
                 _take_from(one, list(allowed.values()))
@@ -128,6 +138,32 @@ class GlooProcessGroup(PlannedProcessGroup):
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.irecv``: starts receiving into the one tensor, which is contiguous."""
         return self._start("recv", src, tensors[0], FIRST_TAG + tag)
+
+    def sum_in_ring(self, tensor: torch.Tensor) -> None:
+        """Sums a contiguous tensor over all ranks, in place, by Gloo's own ``all_reduce``.
+
+        Raises:
+            PeerLostError: a neighbour on the ring is gone.
+        """
+        try:
+            self._gloo.allreduce([tensor]).wait()
+        except RuntimeError as exc:
+            lost = self._lost_neighbour()
+            raise _translate(exc, self._names[lost], lost, 0.0, is_late=False) from exc
+
+    def _lost_neighbour(self) -> int:
+        """Which of both neighbours on the ring is gone, since one of them is; Gloo's error does not say.
+
+        Nothing can be started over a broken connection. Nobody waits, or this rank's own failure would reach
+        the other one on a long way round, and that would seem gone as well.
+        """
+        place = self._ring.index(self.rank())
+        before, following = (self._ring[(place + step) % self.size()] for step in (-1, 1))
+        try:
+            self._gloo.recv([torch.zeros(1)], self._ring.index(following), DOUBT_TAG)
+        except RuntimeError:
+            return following
+        return before
 
     def close(self, *, graceful: bool = False) -> None:
         """Closes all connections; whatever waits on them ends. Idempotent.
@@ -150,7 +186,7 @@ class GlooProcessGroup(PlannedProcessGroup):
         for peer in self.peers:
             with suppress(RuntimeError):
                 for act in (self._gloo.send, self._gloo.recv):
-                    works.append(act([torch.zeros(1, dtype=torch.int64)], peer, CLOSE_TAG))
+                    works.append(act([torch.zeros(1, dtype=torch.int64)], self._ring.index(peer), CLOSE_TAG))
         for work in works:
             with suppress(RuntimeError):
                 work.wait(timedelta(seconds=GRACE_S))
@@ -164,7 +200,7 @@ class GlooProcessGroup(PlannedProcessGroup):
         if name is None:
             raise self.no_peer(peer)
         try:
-            work = getattr(self._gloo, act)([tensor], peer, tag)
+            work = getattr(self._gloo, act)([tensor], self._ring.index(peer), tag)
             return GlooWork(work, name, peer, self._timeout)
         except RuntimeError as exc:
             raise _translate(exc, name, peer, 0.0, is_late=False) from exc

@@ -83,6 +83,7 @@ class PairOptions:
         devices: by rank, where the tensors are that pass between it and this one, to choose NCCL where both
             ends are CUDA; of ranks that are not in it, the CPU.
         backend: what carries them: ``skyctl``, or ``gloo``, torch's own.
+        ring: all ranks, in the order in which Gloo's own sums go round; None: nobody calls them.
         ready_s: how long a peer is waited for that is to connect.
     """
 
@@ -92,6 +93,7 @@ class PairOptions:
     identity: TlsIdentity | None = None
     devices: Mapping[int, torch.device] = field(default_factory=dict)
     backend: str = BACKEND
+    ring: Sequence[int] | None = None
     ready_s: float = PEER_READY_TIMEOUT_S
 
 
@@ -269,7 +271,7 @@ def make_group(made: Any, options: Any) -> PlannedProcessGroup:
     if options.backend == GLOO:
         from skyctl.transport.gloo_process_group import GlooProcessGroup
 
-        return GlooProcessGroup(made.group_rank, made.group_size, options.hosts, made.timeout)
+        return GlooProcessGroup(made.group_rank, made.group_size, options.hosts, made.timeout, options.ring)
     pairs = {
         peer: PeerConnection(
             f"rank {peer} ({host})",

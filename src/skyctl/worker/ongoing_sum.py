@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -138,6 +138,22 @@ class OngoingSum:
                 self._changed.wait()
             if self._error is not None:
                 raise self._error
+
+    def sum_bucket(self, bucket: int, add_up: Callable[[Tensor], None]) -> Tensor:
+        """Has ``add_up`` make the sum of a whole bucket in the place of the rank's own numbers.
+
+        Returns:
+            The sum, flat.
+        """
+        tensors = self._buckets[bucket]
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            add_up(tensors[0])
+            return tensors[0]
+        flat = torch.cat(list(tensors))
+        add_up(flat)
+        for one, part in zip(tensors, torch.split(flat, [one.numel() for one in tensors]), strict=True):
+            one.copy_(part)
+        return flat
 
     def gather(self, chunk: Chunk, out: Tensor) -> None:
         """Copies a chunk's own numbers into ``out``, in host memory; a helper has zeros."""

@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.transport.work import Work
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import FIRST_SUM_TAG, Peer
-from skyctl.worker.sum_codecs import SumCodec, make_sum_codec
+from skyctl.worker.sum_codecs import SumCodec, is_finite, make_sum_codec
 from skyctl.worker.sum_messages import (
     AGREEMENT,
     DOWN,
@@ -86,6 +87,8 @@ class RouteSum:
         peers: by rank, each that a route joins this one with.
         first_tag: the first of ``2 + 2 * len(routes)`` tags that no other group has.
         agreement: the place on the tree over which ranks agree; None: that on the first route.
+        add_up: sums a flat tensor over all ranks in place, by a collective of the backend's own that does in
+            one call what equal shares of a ring do; None: chunks go over the routes.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class RouteSum:
         peers: Mapping[int, Peer],
         first_tag: int = FIRST_SUM_TAG,
         agreement: RoutePlace | None = None,
+        add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.routes = tuple(routes)
         self._agreement = agreement or self.routes[0]
@@ -105,7 +109,10 @@ class RouteSum:
         self._agreed: _PostedAgreement | None = None
         self.ended_by: int | None = None
         self._has_ended = False
-        for number, route in enumerate(routes):
+        self._add_up = add_up
+        if add_up is not None:
+            self._start_thread(self._sum_buckets, 0, "ring")
+        for number, route in enumerate(routes if add_up is None else ()):
             if route.adds or not peers:
                 self._start_thread(self._sum_up, number, "up")
             if route.down_parent is not None:
@@ -121,7 +128,8 @@ class RouteSum:
         routes = [RoutePlace.from_payload(route) for route in group["routes"]]
         agreement = RoutePlace.from_payload(group["agreement"]) if "agreement" in group else None
         first_tag = FIRST_SUM_TAG + int(group["first_tag"])
-        return cls(int(group["number"]), routes, peers, first_tag, agreement)
+        add_up = cast("Any", dist.group.WORLD).sum_in_ring if group.get("ring") else None
+        return cls(int(group["number"]), routes, peers, first_tag, agreement, add_up)
 
     def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
         """Begins a sum; its buckets may come later.
@@ -285,6 +293,17 @@ class RouteSum:
             message.stamp(stamp)
             outgoing.send(message)
         outgoing.drain()
+
+    def _sum_buckets(self, ongoing: OngoingSum, _number: int) -> None:
+        """Sums bucket after bucket by the backend's own collective."""
+        assert self._add_up is not None
+        for bucket in range(ongoing.layout.buckets):
+            ongoing.wait_bucket(bucket)
+            found = ongoing.sum_bucket(bucket, self._add_up)
+            if not is_finite(found):
+                said = f"the sum of step {ongoing.step}, group {self._group}, bucket {bucket} is not finite, "
+                said += "and what ranks add up is"
+                ongoing.doubt(SpoiltSumError(said, peer_rank=None))
 
     def _take_down(self, ongoing: OngoingSum, number: int) -> None:
         """Takes every chunk's sum of a route, and sends it on as it is."""

@@ -82,7 +82,7 @@ class PlainCodec:
         return None
 
     def is_finite(self, payload: Tensor, numel: int) -> bool:  # noqa: ARG002
-        return not self._dtype.is_floating_point or _is_finite(payload.view(self._dtype))
+        return not self._dtype.is_floating_point or is_finite(payload.view(self._dtype))
 
 
 class RoundedCodec:
@@ -115,7 +115,7 @@ class RoundedCodec:
         return None
 
     def is_finite(self, payload: Tensor, numel: int) -> bool:  # noqa: ARG002
-        return _is_finite(payload.view(self._dtype))
+        return is_finite(payload.view(self._dtype))
 
 
 class BlockCodec:
@@ -185,7 +185,7 @@ def _scales(payload: Tensor, numel: int) -> Tensor:
     return payload[: _SCALE_BYTES * -(-numel // BLOCK)].view(torch.float32)
 
 
-def _is_finite(numbers: Tensor) -> bool:
+def is_finite(numbers: Tensor) -> bool:
     """Whether numbers and their sum are; a quarter of the time that ``isfinite`` of each would take."""
     sums = [part.sum(dtype=torch.float32) for part in torch.split(numbers, SERIAL_NUMEL)]
     return all(math.isfinite(one.item()) for one in sums)

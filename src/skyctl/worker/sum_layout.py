@@ -48,6 +48,11 @@ class SumLayout:
     last_layer_of: tuple[int, ...]
     routes: tuple[tuple[Chunk, ...], ...]
 
+    @property
+    def buckets(self) -> int:
+        """How many hold any numbers."""
+        return 1 + max((chunk.bucket for chunks in self.routes for chunk in chunks), default=-1)
+
 
 def make_layout(layers: Sequence[Sequence[int]], shares: Sequence[float], chunk_numel: int) -> SumLayout:
     """Cuts the tensors of layers into buckets, and each bucket into the routes' chunks.

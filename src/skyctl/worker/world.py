@@ -88,7 +88,8 @@ class World:
         self._group: PlannedProcessGroup | None = None
         self._is_member = False
         self._store = LauncherStore(link)  # torch keeps none of its own
-        sync = payload.get("sync") or {"peers": ()}
+        sync = payload.get("sync") or {"peers": (), "groups": ()}
+        self._ring = next((group["ring"] for group in sync["groups"] if group.get("ring")), None)
         ends = (payload["previous"], payload["next"])
         told = [*(end for end in ends if end is not None), *sync["peers"]]
         self._hosts = {int(peer["rank"]): str(peer["host"]) for peer in told}
@@ -116,6 +117,7 @@ class World:
             identity=TlsIdentity.from_credentials(payload.get("tls")),
             devices={rank: self._device for rank in (self._before, self._after) if rank is not None},
             backend=str(payload.get("backend") or BACKEND),
+            ring=self._ring,
         )
         timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
         group: Any = join(self._store, int(payload["rank"]), int(payload["ranks"]), self._options, timeout_s)
