@@ -14,10 +14,10 @@ import pytest
 
 from skyctl.compare.chrome_trace import MEASURED_PID, SIMULATED_PID
 
-from ..helpers.cut_connections import cut_connections
 from ..helpers.hybrid_plans import Stages, hybrid_plan, summed_at
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
+from ..helpers.sockets import cut_connections
 
 SIZES = ("--batch-size", "8", "--microbatches", "4")
 STEPS, EVERY = 42, 5

@@ -17,7 +17,7 @@ import pytest
 from skyctl.lab.lab_state import LabState
 from skyctl.records.cluster import node_of
 
-from ..helpers.cut_connections import cut_connections
+from ..helpers.sockets import cut_connections
 from . import fault_injection
 from .clusters import SIZES, Cluster
 

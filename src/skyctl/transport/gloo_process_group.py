@@ -91,7 +91,7 @@ class GlooProcessGroup(PlannedProcessGroup):
         Raises:
             PeerProtocolError: a peer does not say where it is.
             PeerUnreachableError: what answers as a peer does not know the pair's secret.
-            RunError: peers are reached from several addresses, and Gloo uses one.
+            RunError: peers are reached from several addresses, and Gloo uses one; or it has no listener.
         """
         if not self.peers:
             return
@@ -114,18 +114,17 @@ class GlooProcessGroup(PlannedProcessGroup):
                 )
         made = _c10d.ProcessGroupGloo._Options()
         try:
-            made._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+            with _new_sockets(address) as opened:  # it listens from here on
+                made._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
         except TypeError as exc:
             raise RunError(
                 f"torch {torch.__version__} can't connect planned pairs alone over Gloo",
                 hint="a newer torch on this node, or --backend skyctl",
             ) from exc
+        _narrow_listeners(opened, list(allowed.values()))
         made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
-        with _new_sockets(address) as listening:
-            self._gloo = _c10d.ProcessGroupGloo(store, self._ring.index(self.rank()), self.size(), made)
-        for one in listening:
-            with one:
-                _take_from(one, list(allowed.values()))
+        place = self._ring.index(self.rank())
+        self._gloo = _c10d.ProcessGroupGloo(store, place, self.size(), made)
         with _new_sockets(address) as self._sockets:
             wait_for_all(
                 [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
@@ -298,6 +297,25 @@ def _tcp_sockets(address: str) -> dict[str, int]:
                 if is_tcp and one.getsockname()[0] == address:
                     found[name] = int(entry.name)
     return found
+
+
+def _narrow_listeners(opened: Sequence[socket.socket], addresses: Sequence[str]) -> None:
+    """Has those of them that listen take packets from these IPv4 addresses alone, and closes the copies.
+
+    Raises:
+        RunError: none of them listens: whatever does would be open to everybody.
+    """
+    count = 0
+    for one in opened:
+        with one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                _take_from(one, addresses)
+                count += 1
+    if not count:
+        raise RunError(
+            f"Gloo of torch {torch.__version__} opens no listener that can be narrowed to the run's peers",
+            hint="--backend skyctl",
+        )
 
 
 def _take_from(listener: socket.socket, addresses: Sequence[str]) -> None:

@@ -1,0 +1,88 @@
+"""Every socket that a run's ranks hold while they train: whose it is, over both backends."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyctl.records.cluster import node_of
+from skyctl.records.plan import Plan
+
+from ..helpers import forms
+from ..helpers.processes import left_of_state
+from ..helpers.runs import Run, launch
+from ..helpers.sockets import ESTABLISHED, LISTENING, Socket, admitted, maker, sockets_of
+from ..lab.workload import train_py
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def three(another: Callable[..., Any]) -> Any:
+    made = another(*forms.NODES)
+    made.train(train_py(0.004, forms.LAYERS))
+    made.run("probe", "train.py", *forms.SIZES, "--links", "none", code=0)
+    return made
+
+
+@pytest.mark.parametrize("backend", ["skyctl", "gloo"])
+@pytest.mark.parametrize(
+    "form", [pytest.param("pipeline", marks=slow), pytest.param("data", marks=slow), "hybrid"]
+)
+def test_each_is_of_a_planned_pair_or_the_session(three: Any, form: str, backend: str) -> None:
+    plan = three.folder / f"{form}.json"
+    if not plan.exists():
+        three.run("plan", "train.py", *forms.SIZES, *forms.FORMS[form].plan, "-o", plan.name, code=0)
+    run = launch(three, plan.name, "--steps", "100000", "--backend", backend, "--json").wait_for(3)
+    try:
+        found, unexplained = explained(run, backend)
+        again, unexplained_later = explained(run.more(3), backend)
+    finally:
+        run.child.interrupt()
+    run.end(130)
+    assert not [*unexplained, *unexplained_later]
+    pairs = neighbours(plan)
+    ends = {(f"{one}: with {other}"): 1 for pair in pairs for one, other in (pair, pair[::-1])}
+    expected = ends | {f"{node}: session": 1 for node in forms.NODES}
+    if backend == "gloo":
+        expected |= {f"{node}: listens, filtered": 1 for node in sorted(set(itertools.chain(*pairs)))}
+    assert dict(found) == dict(again) == expected
+    assert left_of_state(three.state) == []
+
+
+def explained(run: Run, backend: str) -> tuple[Counter[str], list[Socket]]:
+    """How many sockets of each purpose there are, and those that have none."""
+    ranks = {run.rank(node): node for node in forms.NODES}
+    held = {pid: sockets_of(pid) for pid in ranks}
+    at = {one.here: ranks[one.pid] for row in held.values() for one in row if one.state == ESTABLISHED}
+    purposes: Counter[str] = Counter()
+    unexplained = []
+    for pid, node in ranks.items():
+        for one in held[pid]:
+            if one.state == ESTABLISHED and one.there in at:
+                purposes[f"{node}: with {at[one.there]}"] += 1
+            elif one.state == LISTENING and backend == "gloo" and admitted(one) == {"127.0.0.1"}:
+                purposes[f"{node}: listens, filtered"] += 1
+            elif one.table == "unix" and maker(one) == run.agent(node):
+                purposes[f"{node}: session"] += 1
+            else:
+                unexplained.append(one)
+    return purposes, unexplained
+
+
+def neighbours(plan: Path) -> set[tuple[str, str]]:
+    """The pairs of nodes that the plan has a stage boundary or an edge of a sum's route between."""
+    made = Plan.model_validate_json(plan.read_text())
+    edges = [
+        (one.device, other.device)
+        for pipeline in made.pipelines
+        for one, other in itertools.pairwise(pipeline.stages)
+    ]
+    for group in made.sync.groups if made.sync else ():
+        edges += [(a, b) for route in group.routes for a, b in (*route.up, *route.down)]
+    return {(min(map(node_of, edge)), max(map(node_of, edge))) for edge in edges}
