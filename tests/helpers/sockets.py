@@ -1,4 +1,4 @@
-"""Sockets of other processes of this machine, in whatever network namespaces they are, as Linux shows them."""
+"""Sockets of other processes of this machine, in whatever network namespaces, as Linux shows them."""
 
 from __future__ import annotations
 
