@@ -12,6 +12,7 @@ root; 100 take an hour.
     python benchmarks/chaos.py --seeds 7..7 -v         # one, with what its command printed
     python benchmarks/chaos.py --steps 600 --faults 15..15 --seeds 1..1 --record build/long.jsonl
     python benchmarks/chaos.py --kind killed:rank --steps 400 --faults 15..15 --record build/killed.jsonl
+    python benchmarks/chaos.py --backend gloo --only lab --kind killed:rank --kind "link down" --faults 1
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ EVERY = ("--checkpoint-every", "5")
 """Of undisturbed runs, too: forms settle what they put off wherever a checkpoint is written."""
 ENCRYPTED = 0.25
 """Of the seeds."""
-RECORD = lab.ROOT / "build" / "chaos.jsonl"
+BACKENDS = ("skyctl", "gloo")
+"""What carries tensors, as ``launch --backend`` is told."""
 DOCUMENT = lab.ROOT / "docs" / "faults.md"
 LOOK_S = 0.02
 RESOURCES_S = 1.0
@@ -106,6 +108,7 @@ def play(
     finally:
         striker.end()
     figures = {"strikes": striker.done, **_outcome(where, run, steps), "silent_s": round(watch.longest_s, 1)}
+    figures["noticed_s"] = noticed(striker.done, run.state["attempts"])
     figures["end_s"] = round(watch.end_s, 1)
     run_s = time.monotonic() - began
     code = run.child.process.poll()
@@ -120,6 +123,21 @@ def play(
         log = (run.folder / "supervisor.log").read_text()
         print(f"{json.dumps(run.state['attempts'])}\n{log}\n{run.child.err}", file=sys.stderr, flush=True)
     return figures
+
+
+def noticed(strikes: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each attempt that failed ended of, and how many seconds after the last strike before that."""
+    found = []
+    for attempt in attempts:
+        if attempt["error"] is None or attempt["ended"] is None:
+            continue
+        ended = lab.seconds(attempt["ended"])
+        before = [one for one in strikes if one.get("at", math.inf) <= ended]
+        if before:
+            last = max(before, key=lambda one: float(one["at"]))
+            kind, after_s = f"{last['kind']} {last.get('part', '')}".strip(), round(ended - last["at"], 1)
+            found.append({"kind": kind, "after_s": after_s, "error": attempt["error"][:300]})
+    return found
 
 
 def _outcome(where: Backend, run: Any, steps: int) -> dict[str, Any]:
@@ -172,6 +190,7 @@ def run_seeds(
     *,
     kinds: Mapping[str, tuple[str, ...]] = KINDS,
     form: str | None = None,
+    carrier: str = "skyctl",
     verbose: bool,
 ) -> None:
     """Runs those that the record lacks, and adds their lines to it.
@@ -179,6 +198,7 @@ def run_seeds(
     Args:
         kinds: of faults.
         form: of all plans; None: each seed's own.
+        carrier: one of ``BACKENDS``; torch's Gloo encrypts nothing.
     """
     known = {line["seed"] for line in _lines(record)}
     todo = [seed for seed in seeds if seed not in known]
@@ -189,11 +209,11 @@ def run_seeds(
                 where.losses = where.cluster.losses(steps, *EVERY)
                 while mine:
                     seed = mine.pop(0)
-                    figures = {"seed": seed, "backend": name, "form": its, "steps": steps}
-                    figures["encrypted"] = encrypted(seed)
+                    figures = {"seed": seed, "backend": name, "form": its, "steps": steps, "over": carrier}
+                    figures["encrypted"] = carrier == "skyctl" and encrypted(seed)
                     strikes = draw(seed, name, steps, faults, kinds)
-                    tls = ("--encrypt",) if encrypted(seed) else ()
-                    figures |= play(where, steps, strikes, *tls, verbose=verbose)
+                    words = ("--encrypt",) if figures["encrypted"] else ("--backend", carrier)
+                    figures |= play(where, steps, strikes, *words, verbose=verbose)
                     record.parent.mkdir(parents=True, exist_ok=True)
                     with record.open("a") as file:
                         file.write(json.dumps(figures) + "\n")
@@ -275,6 +295,7 @@ def main() -> int:
         given.record,
         kinds=_kinds(given.kind),
         form=given.form,
+        carrier=given.backend,
         verbose=given.verbose,
     )
     lines = sorted(
@@ -299,12 +320,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--faults", type=_span, default=FAULTS, metavar="A..B", help="of each run, default 1..3"
     )
-    parser.add_argument(
-        "--record", type=Path, default=RECORD, help="a line a seed; default build/chaos.jsonl"
-    )
+    parser.add_argument("--backend", choices=BACKENDS, default="skyctl", help="what carries tensors")
+    parser.add_argument("--record", type=Path, help="a line a seed; default build/chaos[-BACKEND].jsonl")
     parser.add_argument("--write", action="store_true", help="put the table into docs/faults.md")
     parser.add_argument("-v", "--verbose", action="store_true", help="what each run's command printed")
-    return parser.parse_args()
+    given = parser.parse_args()
+    of_backend = "" if given.backend == "skyctl" else f"-{given.backend}"
+    given.record = given.record or lab.ROOT / "build" / f"chaos{of_backend}.jsonl"
+    return given
 
 
 def _kinds(asked: list[str] | None) -> Mapping[str, tuple[str, ...]]:

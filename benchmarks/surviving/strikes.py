@@ -141,7 +141,7 @@ class Striker:
         except (LookupError, StopIteration, ValueError, OSError):  # it has no process there now
             self.done.append({**strike.to_dict(), "missed": True})
             return
-        self.done.append({**strike.to_dict(), "struck_at": steps})
+        self.done.append({**strike.to_dict(), "struck_at": steps, "at": time.time()})
         if undo is not None:
             lasts_s = float("inf") if strike.lasts_s is None else strike.lasts_s
             self._undo.append((time.monotonic() + lasts_s, undo))

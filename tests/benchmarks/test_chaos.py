@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from chaos import _undisturbed_steps, backend_of, form_of
+from chaos import _undisturbed_steps, backend_of, form_of, noticed
 from tests.helpers.forms import FORMS
 
 
@@ -26,3 +26,18 @@ def test_losses_are_held_against_an_undisturbed_runs_as_far_as_they_can_be_those
         for step, count in ((0, 3), (5, 3), (10, 2), (20, 1), (30, 3))
     ]
     assert _undisturbed_steps(needs, attempts, 40) == held
+
+
+def test_what_ended_an_attempt_is_timed_from_the_last_strike_before() -> None:
+    strikes: list[dict[str, Any]] = [
+        {"kind": "killed", "part": "rank", "at": 100.0},
+        {"kind": "clock jump", "at": 104.0},
+        {"kind": "slow", "missed": True},
+        {"kind": "killed", "part": "rank", "at": 200.0},
+    ]
+    attempts: list[dict[str, Any]] = [
+        {"ended": "1970-01-01T00:01:46+00:00", "error": "node n2 was lost"},
+        {"ended": "1970-01-01T00:02:00+00:00", "error": None},
+        {"ended": None, "error": None},
+    ]
+    assert noticed(strikes, attempts) == [{"kind": "clock jump", "after_s": 2.0, "error": "node n2 was lost"}]

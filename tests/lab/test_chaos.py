@@ -27,10 +27,11 @@ def where() -> Iterator[Backend]:
 
 
 @pytest.mark.slow
-def test_two_faults_and_the_run_ends_as_if_there_had_been_none(where: Backend) -> None:
+@pytest.mark.parametrize("carrier", ["skyctl", "gloo"])
+def test_two_faults_and_the_run_ends_as_if_there_had_been_none(where: Backend, carrier: str) -> None:
     """A node's link is down for as long as it is believed in, and meanwhile another's rank is killed."""
     strikes = [Strike("link down", "whole", "n2", 5, 0.0, 10.0), Strike("killed", "rank", "n1", 15, 0.0, 0.0)]
-    figures = play(where, STEPS, strikes)
+    figures = play(where, STEPS, strikes, "--backend", carrier)
     assert figures["ok"], figures
     assert figures["attempts"] > 1
     assert not any(strike.get("missed") for strike in figures["strikes"])

@@ -1,8 +1,10 @@
-"""Every socket that a run's ranks hold while they train: whose it is, over both backends."""
+"""Runs over both backends: whose each socket of a rank is, and what becomes of a kill and of a cut."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +17,20 @@ from skyctl.records.plan import Plan
 
 from ..helpers import forms
 from ..helpers.processes import left_of_state
-from ..helpers.runs import Run, launch
-from ..helpers.sockets import ESTABLISHED, LISTENING, Socket, admitted, maker, sockets_of
+from ..helpers.runs import Run, launch, losses_of
+from ..helpers.sockets import (
+    ESTABLISHED,
+    LISTENING,
+    Socket,
+    admitted,
+    cut_connections,
+    maker,
+    sockets_of,
+)
 from ..lab.workload import train_py
 
 slow = pytest.mark.slow
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +46,7 @@ def three(another: Callable[..., Any]) -> Any:
     "form", [pytest.param("pipeline", marks=slow), pytest.param("data", marks=slow), "hybrid"]
 )
 def test_each_is_of_a_planned_pair_or_the_session(three: Any, form: str, backend: str) -> None:
-    plan = three.folder / f"{form}.json"
-    if not plan.exists():
-        three.run("plan", "train.py", *forms.SIZES, *forms.FORMS[form].plan, "-o", plan.name, code=0)
+    plan = planned(three, form)
     run = launch(three, plan.name, "--steps", "100000", "--backend", backend, "--json").wait_for(3)
     try:
         found, unexplained = explained(run, backend)
@@ -53,6 +62,33 @@ def test_each_is_of_a_planned_pair_or_the_session(three: Any, form: str, backend
         expected |= {f"{node}: listens, filtered": 1 for node in sorted(set(itertools.chain(*pairs)))}
     assert dict(found) == dict(again) == expected
     assert left_of_state(three.state) == []
+
+
+def test_over_gloo_a_rank_is_killed_and_then_a_connection_cut(three: Any) -> None:
+    """Each ends its attempt with both ends' nodes named, and the next goes on with the same losses."""
+    plan = planned(three, "hybrid")
+    words = (plan.name, "--steps", str(STEPS), "--backend", "gloo", "--json", "--checkpoint-every")
+    losses = losses_of(three.run("launch", *words, "0", code=0))
+    run = launch(three, *words, "5").wait_for(8)
+    os.kill(run.rank("n2"), signal.SIGKILL)
+    run.begins(2).wait_for(16)
+    one, other = min(neighbours(plan))
+    assert cut_connections(run.rank(one), run.rank(other)) == 1
+    run.end()
+    run.is_as(losses, 3)
+    killed, cut, _ = (attempt["error"] or "" for attempt in run.state["attempts"])
+    assert "node n2" in killed
+    assert "SIGKILL" in killed
+    assert f"node {one}" in cut or f"node {other}" in cut
+    assert left_of_state(three.state) == []
+
+
+def planned(three: Any, form: str) -> Path:
+    """A plan of that form, made once."""
+    plan: Path = three.folder / f"{form}.json"
+    if not plan.exists():
+        three.run("plan", "train.py", *forms.SIZES, *forms.FORMS[form].plan, "-o", plan.name, code=0)
+    return plan
 
 
 def explained(run: Run, backend: str) -> tuple[Counter[str], list[Socket]]:
