@@ -10,6 +10,7 @@ import pytest
 from ..helpers import runs
 from ..helpers.commands import Skyctl
 from ..helpers.processes import left_of_state
+from .backends import LIMIT_S, Over
 
 SIZES = ("--batch-size", "8", "--microbatches", "4")
 STEPS = 24
@@ -48,10 +49,22 @@ def honest_losses(three: Skyctl) -> list[float]:
     return runs.losses_of(three.run("launch", "plan.json", *calm))
 
 
-def launch(three: Skyctl, lie: str, plan: str = "plan.json") -> runs.Run:
-    """A run with checkpoints in which the liar tells that lie."""
+def lie_in_a_run(three: Skyctl, over: Over, lie: str, plan: str = "plan.json") -> tuple[runs.Run, str]:
+    """A run with checkpoints in which the liar tells that lie, to its end, and what its command said.
+
+    One that does not end in time is stopped.
+    """
     write_cluster(three.folder, lie)
-    return runs.launch(three, plan, "--steps", str(STEPS), "--checkpoint-every", "3", "--json")
+    words = ("--steps", str(STEPS), "--checkpoint-every", "3", "--json", *over.words)
+    run = runs.launch(three, plan, *words)
+    try:
+        err = run.end(timeout_s=LIMIT_S).stderr
+    finally:
+        over.note(run)
+        if run.child.process.poll() is None:
+            run.child.kill()
+            three.run("stop", run.id, "--now")
+    return run, err
 
 
 def went_on_without_it(run: runs.Run, err: str, losses: list[float]) -> None:

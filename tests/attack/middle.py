@@ -37,9 +37,13 @@ class Middle:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def between(self, host: str, port: int) -> tuple[str, int]:
-        """A port that leads to that one."""
-        door = socket.create_server((HERE, 0))
+    def between(self, host: str, port: int, *, next_to: bool = False) -> tuple[str, int]:
+        """A port that leads to that one.
+
+        Args:
+            next_to: it is the next free one, as Gloo has the higher of two ports connect.
+        """
+        door = _next_free(port) if next_to else socket.create_server((HERE, 0))
         self._sockets.append(door)
         self._start(self._serve, door, (host, port))
         return HERE, int(door.getsockname()[1])
@@ -91,6 +95,13 @@ class Middle:
         for sock in (source, target):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _next_free(port: int) -> socket.socket:
+    for other in range(port + 1, port + 100):
+        with suppress(OSError):
+            return socket.create_server((HERE, other))
+    raise OSError(f"no port is free next to {port}")
 
 
 class Crossing(Middle):

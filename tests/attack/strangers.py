@@ -37,11 +37,18 @@ def listening_ports(pid: int | str = "self") -> set[int]:
 
 
 class Strangers:
-    """``with Strangers() as strangers``: every port that opens meanwhile is attacked; ``ports`` has them."""
+    """``with Strangers() as strangers``: every port that opens meanwhile is attacked; ``ports`` has them.
 
-    def __init__(self, *, hold: int = 60, flood_per_s: int = FLOOD_PER_S, seed: int = 0) -> None:
+    Args:
+        source: the address of loopback that they come from.
+    """
+
+    def __init__(
+        self, *, hold: int = 60, flood_per_s: int = FLOOD_PER_S, seed: int = 0, source: str = "127.0.0.1"
+    ) -> None:
         self.ports: set[int] = set()
         self.connections = 0
+        self._source = source
         self._known = listening_ports()
         self._hold, self._flood_per_s = hold, flood_per_s
         self._chance = random.Random(seed)
@@ -93,7 +100,7 @@ class Strangers:
     def _connect(
         self, port: int, said: bytes, *, keep: bool = False, half_closed: bool = False, reset: bool = False
     ) -> None:
-        sock = socket.create_connection(("127.0.0.1", port), 5)
+        sock = socket.create_connection(("127.0.0.1", port), 5, (self._source, 0))
         self.connections += 1
         with suppress(OSError):
             sock.sendall(said)

@@ -8,7 +8,8 @@ import pytest
 
 from ..helpers.commands import Skyctl
 from ..helpers.forms import Form
-from .liars import LIAR, honest_losses, launch, nothing_is_left, three_nodes, went_on_without_it
+from .backends import Over
+from .liars import LIAR, honest_losses, lie_in_a_run, nothing_is_left, three_nodes, went_on_without_it
 from .test_lying_holder import FROM_STEP, TRAIN
 
 pytestmark = pytest.mark.attack
@@ -67,10 +68,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
         ("nan", (" sent rank ", "with NaN or infinity, and what ranks add up is finite")),
     ],
 )
-def test_one_that_lies_is_left_out_alone(three: Skyctl, lie: str, words: tuple[str, str]) -> None:
+def test_one_that_lies_is_left_out_alone(three: Skyctl, over: Over, lie: str, words: tuple[str, str]) -> None:
+    over.attempt = f"a helper lies in a sum: {lie}"
     losses = honest_losses(three)
-    run = launch(three, lie)
-    err = run.end().stderr
+    run, err = lie_in_a_run(three, over, lie)
     assert f"node {LIAR}{words[0]}" in err
     assert words[1] in err
     went_on_without_it(run, err, losses)

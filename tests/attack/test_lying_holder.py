@@ -8,12 +8,13 @@ import pytest
 
 from ..helpers import runs
 from ..helpers.commands import Skyctl
+from .backends import Over, unpromised
 from .liars import (
     LIAR,
     SIZES,
     STEPS,
     honest_losses,
-    launch,
+    lie_in_a_run,
     nothing_is_left,
     three_nodes,
     went_on_without_it,
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.attack
 FORM = ("--parallel", "data", "--assign", "a=2,b=1,c=1")
 
 FROM_STEP = 7
+TOO_LONG = unpromised("Gloo ends the process that gets a message longer than it expects")
+TOO_SHORT = unpromised("Gloo takes a message that is shorter than expected")
 
 TRAIN = """\
 import os
@@ -120,34 +123,37 @@ def losses(three: Skyctl) -> list[float]:
         ("kind", "sent unknown (9) of step 7"),
         ("chunk", "chunk 9"),
         ("group", "group 9"),
-        ("length", "are expected"),
-        ("dtype", "are expected"),
+        pytest.param("length", "are expected", marks=TOO_LONG),
+        pytest.param("dtype", "are expected", marks=TOO_SHORT),
         ("replayed", "of step 6"),
         ("nan", "with NaN or infinity, and what ranks add up is finite"),
     ],
 )
-def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str, words: str) -> None:
-    run = launch(three, lie)
-    err = run.end().stderr
+def test_the_run_goes_on_without_it(
+    three: Skyctl, losses: list[float], over: Over, lie: str, words: str
+) -> None:
+    over.attempt = f"a holder lies in a sum: {lie}"
+    run, err = lie_in_a_run(three, over, lie)
     assert f"node {LIAR} sent rank " in err
     assert words in err
     went_on_without_it(run, err, losses)
     nothing_is_left(three)
 
 
-def test_a_scale_of_int8_that_no_honest_holder_sends(three: Skyctl) -> None:
+def test_a_scale_of_int8_that_no_honest_holder_sends(three: Skyctl, over: Over) -> None:
+    over.attempt = "a holder lies in a sum: scale of int8"
     three.run("plan", "train.py", *SIZES, *FORM, "--sync-format", "int8", "-o", "int8.json")
-    run = launch(three, "scale", "int8.json")
-    err = run.end().stderr
+    run, err = lie_in_a_run(three, over, "scale", "int8.json")
     assert f"node {LIAR} sent rank " in err
     assert "with a scale of -1" in err
     assert run.state["untrusted"] == [LIAR]
     nothing_is_left(three)
 
 
-def test_silence_is_named_as_ranks_that_wait_for_each_other(three: Skyctl) -> None:
+def test_silence_is_named_as_ranks_that_wait_for_each_other(three: Skyctl, over: Over) -> None:
+    over.attempt = "a holder is silent in a sum"
     write_cluster(three.folder, "silence")
-    words = ("--steps", str(STEPS), "--checkpoint-every", "3", "--max-restarts", "0")
+    words = ("--steps", str(STEPS), "--checkpoint-every", "3", "--max-restarts", "0", *over.words)
     done = runs.launch(three, "plan.json", *words).end(1)
     assert "every rank has waited for another for 60 s" in done.stderr
     assert f"(node {LIAR}) waits in step 7, the sum of the gradients" in done.stderr

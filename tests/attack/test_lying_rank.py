@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from ..helpers.commands import Skyctl
-from .liars import LIAR, honest_losses, launch, nothing_is_left, three_nodes, went_on_without_it
+from .backends import Over
+from .liars import LIAR, honest_losses, lie_in_a_run, nothing_is_left, three_nodes, went_on_without_it
 
 TRAIN = """\
 import os
@@ -106,9 +107,11 @@ def losses(three: Skyctl) -> list[float]:
         ("weights", "weights-2.safetensors of node c is 1073741824 bytes large"),
     ],
 )
-def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str, words: str) -> None:
-    run = launch(three, lie)
-    err = run.end().stderr
+def test_the_run_goes_on_without_it(
+    three: Skyctl, losses: list[float], over: Over, lie: str, words: str
+) -> None:
+    over.attempt = "a rank lies to the launcher"
+    run, err = lie_in_a_run(three, over, lie)
     assert words in err
     went_on_without_it(run, err, losses)
     state = run.state
@@ -121,9 +124,9 @@ def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str
 
 
 @pytest.mark.attack
-def test_a_log_without_end_ends(three: Skyctl, losses: list[float]) -> None:
-    run = launch(three, "log")
-    err = run.end().stderr
+def test_a_log_without_end_ends(three: Skyctl, losses: list[float], over: Over) -> None:
+    over.attempt = "a rank prints without end"
+    run, err = lie_in_a_run(three, over, "log")
     run.is_as(losses, 1)
     log = run.folder / "attempts/1/logs/rank-002.log"
     assert 60 << 20 < log.stat().st_size <= 65 << 20

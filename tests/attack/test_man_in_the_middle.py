@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.attack import middle
+from tests.attack.backends import GLOO, SKYCTL, Over, unpromised
 from tests.attack.rank_forms import FORMS, payloads
 
 from skyctl.errors import RunError
@@ -26,11 +27,16 @@ from skyctl.transport.work import Work
 
 Workloads = Callable[..., dict[str, Any]]
 Ends = tuple[PeerConnection, PeerConnection]
-altered = pytest.mark.parametrize(
-    "alter",
-    [middle.flipping, middle.dropping, middle.replaying, middle.cutting],
-    ids=["one bit changed", "a piece dropped", "what was said, once more", "cut"],
-)
+ALTERED: dict[str, middle.Alterations] = {
+    "one bit changed": middle.flipping,
+    "a piece dropped": middle.dropping,
+    "what was said, once more": middle.replaying,
+    "cut": middle.cutting,
+}
+altered = pytest.mark.parametrize("alter", ALTERED)
+STALL_S = 20.0
+"""Of ranks that have trained before, so they have begun already; Gloo has no sign of what is wrong."""
+UNCHECKED = unpromised("nothing checks what passes over Gloo")
 both_ways = pytest.mark.parametrize("encrypt", [False, True], ids=["clear", "tls"])
 
 
@@ -147,11 +153,11 @@ def test_a_hello_heard_on_the_wire_opens_nothing(
 
 @altered
 def test_through_tls_nothing_is_changed_unnoticed(
-    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], alter: middle.Alterations
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], alter: str
 ) -> None:
     """What arrives is what was sent, up to where it ends with the peer named."""
     made = pipeline(True)
-    assert made.meet(1, 1, between(middle.Middle, alter(6000))) == [None, None]
+    assert made.meet(1, 1, between(middle.Middle, ALTERED[alter](6000))) == [None, None]
     listener, connector = made.pairs[1]
     # short ones, of which some are whole before what is altered, and long ones: more than one piece
     sent = [torch.full((500 if number < 10 else 8000,), float(number)) for number in range(20)]
@@ -180,9 +186,18 @@ def _error_of(*transfers: Work) -> RunError | None:
     return None
 
 
-def through(door: middle.Middle) -> Callable[[int, str, int], tuple[str, int]]:
+def through(door: middle.Middle, over: Over) -> Callable[[int, str, int], tuple[str, int]]:
     """All of a run's connections go over it."""
-    return lambda _rank, host, port: door.between(host, port)
+    return lambda _rank, host, port: door.between(host, port, next_to=over.backend == GLOO)
+
+
+def run(ranks: Any, over: Over, told: list[dict[str, Any]], *how: Any, **limits: float) -> Any:
+    """What came of ranks over that backend; where no rank gets any further, they have stalled."""
+    over.happened = "stalled"
+    ended = ranks.run([{**one, "backend": over.backend} for one in told], *how, **limits)
+    kinds = {error["event"] for error in ended.errors.values()}
+    over.happened = "process ended" if "exit" in kinds else "ended" if kinds else "unnoticed"
+    return ended
 
 
 def all_name_peers(ended: Any, *types: str) -> None:
@@ -194,14 +209,21 @@ def all_name_peers(ended: Any, *types: str) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("form", FORMS)
-@both_ways
+@pytest.mark.parametrize(
+    ("over", "encrypt"),
+    [(SKYCTL, False), (SKYCTL, True), (GLOO, False)],
+    indirect=["over"],
+    ids=["clear", "tls", "gloo"],
+)
 def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
-    ranks: Any, workload: Workloads, between: Callable[..., Any], form: str, encrypt: bool
+    ranks: Any, workload: Workloads, between: Callable[..., Any], form: str, over: Over, encrypt: bool
 ) -> None:
+    over.attempt = "in the middle: delayed, then cut"
     door = between(middle.Middle, middle.delaying(1, 0.004))
     calm = ranks.run(payloads(form, workload(batch_size=8), 3, encrypt=False))
     assert not calm.errors, calm.errors
-    late = ranks.run(payloads(form, workload(batch_size=8), 3, encrypt=encrypt), route=through(door))
+    way, told = through(door, over), payloads(form, workload(batch_size=8), 3, encrypt=encrypt)
+    late = run(ranks, over, told, lambda *_: None, way)
     assert not late.errors, late.errors
     assert len(late.losses) == 3
     if form != "staleness":  # where the order of arrival counts
@@ -211,21 +233,35 @@ def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
         if event["event"] == "step":
             door.close()
 
-    all_name_peers(
-        ranks.run(payloads(form, workload(batch_size=8), 1000, encrypt=encrypt), cut, through(door))
-    )
+    all_name_peers(run(ranks, over, payloads(form, workload(batch_size=8), 1000, encrypt=encrypt), cut, way))
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("over", "form"),
+    [
+        *((SKYCTL, form) for form in FORMS),
+        *(pytest.param(GLOO, form, marks=UNCHECKED) for form in ("pipeline", "data", "hybrid")),
+    ],
+    indirect=["over"],
+)
 @altered
 def test_a_run_through_tls_ends_where_it_is_altered(
-    ranks: Any, workload: Workloads, between: Callable[..., Any], form: str, alter: middle.Alterations
+    request: pytest.FixtureRequest,
+    workload: Workloads,
+    between: Callable[..., Any],
+    over: Over,
+    form: str,
+    alter: str,
 ) -> None:
-    """What was trained before is as it would have been."""
+    """What was trained before is as it would have been. Over Gloo there is no TLS."""
+    over.attempt = f"in the middle, skyctl under TLS: {alter}"
+    ranks = request.getfixturevalue("ranks" if over.backend == SKYCTL else "fresh_ranks")
     calm = ranks.run(payloads(form, workload(batch_size=8), 100, encrypt=False))
-    door = between(middle.Middle, alter(20_000))
-    ended = ranks.run(payloads(form, workload(batch_size=8), 1000, encrypt=True), route=through(door))
+    door = between(middle.Middle, ALTERED[alter](20_000))
+    encrypt, steps = (True, 1000) if over.backend == SKYCTL else (False, 200)
+    told = payloads(form, workload(batch_size=8), steps, encrypt=encrypt)
+    ended = run(ranks, over, told, lambda *_: None, through(door, over), stall_s=STALL_S)
     all_name_peers(ended, "RunError")  # of those who have seen it, and not only lost a peer
     done = min(len(steps) for steps in ended.steps.values())
     assert 0 < done < 100

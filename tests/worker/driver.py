@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -136,10 +137,12 @@ class Pool:
         payloads: list[Event],
         on_event: Callable[[Pool, int, Event], None] = lambda _pool, _rank, _event: None,
         route: Callable[[int, str, int], tuple[str, int]] = lambda _rank, host, port: (host, port),
+        stall_s: float = RUN_S,
     ) -> Outcome:
         """Plays the launcher until every rank has ended.
 
         ``route``: where the next rank is led that is to reach this one at that host and port.
+        ``stall_s``: how long no rank may say anything new.
         """
         outcome = Outcome()
         stored: dict[str, str] = {}
@@ -151,7 +154,7 @@ class Pool:
         open_ranks = set(range(len(payloads)))
         ready: dict[int, Event] = {}
         while open_ranks:
-            rank, event = self._next(open_ranks)
+            rank, event = self._next(open_ranks, stall_s)
             outcome.order.append((rank, event))
             kind = event["event"]
             if kind == "stored":
@@ -159,6 +162,12 @@ class Pool:
                 if event["key"].startswith("listening/"):
                     host, port = route(rank, *listening_at(event))
                     stored[event["key"]] = f"{host}:{port}".encode().hex()
+                elif (at := gloo_listening_at(event)) is not None:
+                    address, port = at
+                    _, led_to = route(rank, "127.0.0.1", port)
+                    stored[event["key"]] = event["value"].replace(
+                        address, f"{address[:4]}{led_to:04x}{address[8:]}", 1
+                    )
             elif kind == "wanted":
                 wanted.append((rank, event["key"]))
             elif kind == "ready":
@@ -186,9 +195,9 @@ class Pool:
             on_event(self, rank, event)
         return outcome
 
-    def _next(self, open_ranks: set[int]) -> tuple[int, Event]:
+    def _next(self, open_ranks: set[int], stall_s: float) -> tuple[int, Event]:
         """The next event that is more than a sign of life; a hang is an error with every rank's traces."""
-        deadline = time.monotonic() + RUN_S
+        deadline = time.monotonic() + stall_s
         while (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 rank, event = self.events.get(timeout=left_s)
@@ -197,7 +206,7 @@ class Pool:
         traces = "\n".join(f"rank {rank}:\n{self.processes[rank].traces()}" for rank in sorted(open_ranks))
         self.close()
         self._start()
-        raise AssertionError(f"no rank got any further for {RUN_S:.0f} s\n{traces}")
+        raise AssertionError(f"no rank got any further for {stall_s:.0f} s\n{traces}")
 
     def close(self) -> None:
         for process in self.processes:
@@ -208,6 +217,12 @@ def listening_at(event: Event) -> tuple[str, int]:
     """The address at which a rank waits for another one, as it has stored it."""
     host, port = bytes.fromhex(event["value"]).decode().split(":")
     return host, int(port)
+
+
+def gloo_listening_at(event: Event) -> tuple[str, int] | None:
+    """The socket address in what Gloo has stored, in hexadecimal digits, and its port; None: no address."""
+    here = re.search("0200(....)7f000001", event["value"])
+    return None if here is None else (here[0], int(here[1], 16))
 
 
 def payloads(
