@@ -108,7 +108,7 @@ def play(
     finally:
         striker.end()
     figures = {"strikes": striker.done, **_outcome(where, run, steps), "silent_s": round(watch.longest_s, 1)}
-    figures["noticed_s"] = noticed(striker.done, run.state["attempts"])
+    figures["noticed_s"] = noticed(striker.done, run.state["attempts"], _ends(run))
     figures["end_s"] = round(watch.end_s, 1)
     run_s = time.monotonic() - began
     code = run.child.process.poll()
@@ -125,13 +125,26 @@ def play(
     return figures
 
 
-def noticed(strikes: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each attempt that failed ended of, and how many seconds after the last strike before that."""
+def _ends(run: Any) -> dict[int, float]:
+    """When each attempt was said to have ended, to the millisecond; the run's state has seconds."""
+    numbers = [attempt["number"] for attempt in run.state["attempts"]]
+    said = {number: lab.said_at(run, f"attempt {number} of run {run.id} ended", 0.0) for number in numbers}
+    return {number: at for number, at in said.items() if at is not None}
+
+
+def noticed(
+    strikes: list[dict[str, Any]], attempts: list[dict[str, Any]], ends: Mapping[int, float]
+) -> list[dict[str, Any]]:
+    """What each attempt that failed ended of, and how many seconds after the last strike before that.
+
+    Args:
+        ends: by an attempt's number, when it ended; of those that failed.
+    """
     found = []
     for attempt in attempts:
-        if attempt["error"] is None or attempt["ended"] is None:
+        ended = ends.get(attempt["number"])
+        if ended is None or attempt["error"] is None:
             continue
-        ended = lab.seconds(attempt["ended"])
         before = [one for one in strikes if one.get("at", math.inf) <= ended]
         if before:
             last = max(before, key=lambda one: float(one["at"]))

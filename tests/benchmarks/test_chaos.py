@@ -36,8 +36,10 @@ def test_what_ended_an_attempt_is_timed_from_the_last_strike_before() -> None:
         {"kind": "killed", "part": "rank", "at": 200.0},
     ]
     attempts: list[dict[str, Any]] = [
-        {"ended": "1970-01-01T00:01:46+00:00", "error": "node n2 was lost"},
-        {"ended": "1970-01-01T00:02:00+00:00", "error": None},
-        {"ended": None, "error": None},
+        {"number": 1, "error": "node n2 was lost"},
+        {"number": 2, "error": None},
+        {"number": 3, "error": "it was stopped"},
     ]
-    assert noticed(strikes, attempts) == [{"kind": "clock jump", "after_s": 2.0, "error": "node n2 was lost"}]
+    assert noticed(strikes, attempts, {1: 106.0, 2: 120.0}) == [
+        {"kind": "clock jump", "after_s": 2.0, "error": "node n2 was lost"}
+    ]
