@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from skyctl import files
 from skyctl.errors import InputError, RecordError, SkyctlError
 from skyctl.records.profile import DeviceProfile, Profile
 
+YEAR_S = 365 * 86400.0
 HOSTILE = ["home", "two words", "'; echo foo", 'a"=0"', "../../etc/passwd", ".", "..", ".hidden", "-rf", ""]
 HOSTILE += ["%", "~", "trailing.", "ü" * 200, "a/b", "a%2Fb", "new\nline", "\udcff", "x" * 5000, "nul\0"]
 
@@ -181,6 +183,17 @@ def test_run_paths() -> None:
 def test_run_ids_sort_by_time_and_hostile_ones_stay_inside() -> None:
     assert files.new_run_id() != files.new_run_id()
     assert files.RunPaths("../../etc").folder.parent == files.home() / "runs"
+
+
+def test_runs_dated_ahead_of_the_clock_are_not_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's clock was ten years ahead, and was set back."""
+    now = time.time()
+    made = []
+    for moment in (now + 10 * YEAR_S, now - 3600, now):
+        monkeypatch.setattr(files.time, "time", lambda moment=moment: moment)
+        made.append(files.RunPaths.new().run_id)
+        assert files.run_folder().name == made[-1]
+    assert files.run_ids() == made
 
 
 def test_home_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

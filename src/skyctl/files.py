@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from skyctl.errors import InputError, SkyctlError
 from skyctl.private_folder import UnsafeFolderError, check_private_folder
+from skyctl.records.clock import CLOCK_STEP_S
 
 if TYPE_CHECKING:
     from skyctl.records.base import FileRecord
@@ -198,7 +199,11 @@ def read_record(cls: type[R], path: str | Path, *, hint: str | None = None) -> R
 
 def new_run_id() -> str:
     """A new run's id: short, unique and sortable by time (UTC), as in ``20261121-063012-ab12``."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    return f"{_stamp(time.time())}-{secrets.token_hex(2)}"
+
+
+def _stamp(time_s: float) -> str:
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(time_s))
 
 
 class RunPaths:
@@ -301,11 +306,17 @@ def runs_folder() -> Path:
 
 
 def run_ids() -> list[str]:
-    """The ids of all runs in the state folder, the oldest first: an id begins with its date."""
+    """The ids of all runs in the state folder, the oldest first: an id begins with its date.
+
+    Those dated ahead of this machine's clock count as the oldest: the clock was set back since, and for as
+    long as it had been ahead each of them would be taken for the newest.
+    """
     try:
-        return sorted(entry.name for entry in runs_folder().iterdir() if entry.is_dir())
+        names = [entry.name for entry in runs_folder().iterdir() if entry.is_dir()]
     except OSError:
         return []
+    soon = _stamp(time.time() + CLOCK_STEP_S)
+    return sorted(names, key=lambda name: (name < soon, name))
 
 
 def run_folder(run: str | None = None) -> Path:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from skyctl.agent import cache_cleanup, node_cache
 from skyctl.agent.cache_cleanup import LEFTOVER_AGE_S, clean_cache
+from skyctl.agent.file_server import Upload
 from skyctl.agent.node_cache import NodeCache, pack_archive
 from skyctl.agent.process_tree import SESSION_TAG
 from skyctl.agent.session_folder import SessionFolder
@@ -21,6 +25,7 @@ from skyctl.device.dtype_support import FILE_NAME
 from skyctl.private_folder import UnsafeFolderError
 
 BLOB = "a" * 64
+YEAR_S = 365 * 86400.0
 
 
 @pytest.fixture
@@ -146,3 +151,33 @@ def test_a_folder_that_others_may_write_to_is_left_alone(root: Path) -> None:
     with pytest.raises(UnsafeFolderError, match="anybody may write to it"):
         clean_cache(root, dry_run=False)
     assert files(root) == before
+
+
+@pytest.mark.parametrize("shift_s", [-10 * YEAR_S, YEAR_S, 10 * YEAR_S])
+def test_what_is_being_written_stays_whatever_the_clock_says(
+    root: Path, shift_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what nobody writes any more goes, also where its date is ahead of the clock."""
+    store = NodeCache(root)
+    data = b"4" * (1 << 16)
+    upload = Upload(store, root, "blobs", hashlib.sha256(data).hexdigest())
+    upload.write(data)
+    (root / "trees" / ".new-cut-off").mkdir()
+    real, write = time.time, node_cache._write_own_file
+    monkeypatch.setattr(cache_cleanup.time, "time", lambda: real() + shift_s)
+    meanwhile: list[dict[str, tuple[int, int]]] = []
+
+    def write_and_clean(path: Path, content: bytes) -> None:
+        write(path, content)
+        if path.name == "c.py":
+            meanwhile.append(counts(root))
+
+    monkeypatch.setattr(node_cache, "_write_own_file", write_and_clean)
+    try:
+        store.add_tree("trees", *pack_archive({"c.py": b"5"}))
+        upload.finish()
+    finally:
+        upload.close()
+        store.close()
+    assert [(found["trees"], found["blobs"]) for found in meanwhile] == [((2, 1), (1, 1))]
+    assert files(root / "trees" / pack_archive({"c.py": b"5"})[0]) == {".manifest.json", "c.py"}

@@ -63,12 +63,17 @@ def test_what_a_dead_agent_left_is_swept(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "owner.json").write_text(json.dumps({**owner, "host": "another"}))
     (tmp_path / "s-young").mkdir()
+    for name, shift_s in (("s-old", -7200), ("s-ahead", 7200)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() + shift_s,) * 2)
     fresh = SessionFolder.create(tmp_path)
     assert not dead.path.exists()
     assert left.wait(10) == -signal.SIGKILL
     left.stdout.close()
     assert foreign.is_dir(), "a home shared between hosts: another's folder"
     assert (tmp_path / "s-young").is_dir(), "perhaps being made just now"
+    assert not (tmp_path / "s-old").exists()
+    assert not (tmp_path / "s-ahead").exists(), "the clock was set since"
     fresh.remove()
     locked.remove()
 

@@ -145,6 +145,10 @@ def test_clock(offset_s: float, round_trip_s: float, status: str) -> None:
         assert ("behind" if offset_s < 0 else "ahead") in str(tick.found)
 
 
+def test_a_clock_that_is_years_off_is_not_said_in_seconds() -> None:
+    assert diagnosis.clock_tick(-1.795e9, 0.01).found == "56 years behind this machine"
+
+
 def test_same_torch() -> None:
     assert diagnosis.torch_version_warnings({}) == {}
     assert diagnosis.torch_version_warnings({"a": "2.13.0+cpu", "b": "2.13.1+cu130"}) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def test_ps_lists_the_newest_first_and_leaves_old_ones_out(skyctl: Skyctl) -> No
     ]
     assert (every[1]["loss"], every[1]["iteration_s"], every[0]["checkpoint"]) == (1.5, 0.25, 2)
     assert "order" not in every[0]
+
+
+def test_a_run_dated_ahead_of_the_clock_has_no_age_of_zero(skyctl: Skyctl) -> None:
+    """It is from when the clock was wrong, and comes last."""
+    ahead = (datetime.now(UTC) + timedelta(days=3652, hours=1)).isoformat(timespec="milliseconds")
+    make("20361121-030405-aaaa", status="done", created=ahead, written=ahead, step=20)
+    make("20261121-030405-bbbb", status="done", step=20)
+    rows = [line.split() for line in skyctl("ps").stdout.splitlines() if "/20" in line]
+    assert [row[0] for row in rows] == ["20261121-030405-bbbb", "20361121-030405-aaaa"]
+    assert rows[0][-2:] == ["0", "s"]
+    assert rows[1][-3:] == ["9", "years", "ahead"]
 
 
 def test_ps_says_why_nodes_can_not_be_asked(skyctl: Skyctl) -> None:

@@ -14,6 +14,7 @@ from skyctl.compare.number_format import (
     format_ratio,
     format_seconds,
     format_seconds_range,
+    format_span,
 )
 from skyctl.records.interval import Interval
 
@@ -101,3 +102,18 @@ def test_bytes_and_figures() -> None:
     assert [format_figure(x) for x in (None, 0.0421, 4.21, 42.1, 421.0, 4210.0)] == [
         "–", "0.0421", "4.21", "42.1", "421", "4210",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (89.0, "89 s"),
+        (720.0, "12 min"),
+        (108_000.0, "30 h"),
+        (3 * 86_400.0, "3 d"),
+        (1.795e9, "56 years"),
+    ],
+)
+def test_long_times(seconds: float, text: str) -> None:
+    assert format_span(seconds) == text

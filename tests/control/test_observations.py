@@ -25,6 +25,7 @@ from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InputError
 from skyctl.files import newest_profile, profile_folder, read_record, recent_profiles, save_profile
 from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.base import timestamp
 from skyctl.records.measurement import (
     Measurement,
     Quantiles,
@@ -181,6 +182,25 @@ def test_a_run_makes_no_profile_the_newest_and_what_it_saw_is_found_all_the_same
     assert gather_evidence(again, recent_profiles("c")).observations == ()
 
 
+def test_what_is_dated_ahead_of_the_clock_teaches_nothing() -> None:
+    """A run's clock was ten years ahead: by its date it would outweigh every run until then."""
+    save_profile(profile())
+    made = plan_profile(newest(), OPTIONS, REF)
+    for run_id, factor in (("wrong", 3.0), ("r1", 1.2), ("r2", 1.2), ("r3", 1.2)):
+        keep_observations("c", made, "w", ran(made, {A: factor, B: 1.0}, run_id=run_id))
+    ahead = newest().model_copy(
+        update={
+            "observations": tuple(
+                one.model_copy(update={"seen": "2996-01-01T00:00:00+00:00"}) if one.run_id == "wrong" else one
+                for one in newest().observations
+            )
+        }
+    )
+    taken = gather_evidence(ahead, ())
+    assert {one.run_id for one in taken.observations} == {"r1", "r2", "r3"}
+    assert learn_corrections(taken, 4).corrections.factors[A] == pytest.approx(1.2)
+
+
 def test_a_run_is_kept_with_a_profile_that_has_its_devices() -> None:
     save_profile(profile())
     made = plan_profile(newest(), OPTIONS, REF)
@@ -287,7 +307,7 @@ def test_measured_again_it_is_settled_and_later_plans_know(again: float, factor:
     assert after.contradictions == ()
     assert learn_corrections(newest(), 4).corrections.factors.get(A) == (factor and pytest.approx(factor))
     notes = learned_notes(learn_corrections(newest(), 4))
-    assert any("2026-12-24" in note for note in notes)
+    assert any(looked.seen in note for note in notes)
     assert any("not used" in note for note in notes) == (factor is None)
     assert gather_evidence(profile(), recent_profiles("c")).remeasurements == (looked,)
 
@@ -299,7 +319,7 @@ def measured_again(factor: float) -> Profile:
     assert layer.backward_s is not None
     update = {"forward_s": layer.forward_s * factor, "backward_s": layer.backward_s * factor}
     device = profile().devices[0].model_copy(update={"timings": (layer.model_copy(update=update),)})
-    return profile().model_copy(update={"devices": (device,), "created": "2026-12-24T00:00:00+00:00"})
+    return profile().model_copy(update={"devices": (device,), "created": timestamp()})
 
 
 def test_nodes_of_one_machine_are_measured_again_together() -> None:

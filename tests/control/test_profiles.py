@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from tests.control.profiles import ask, device, nodes, profile
 
-from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
+from skyctl.control.profiles import find_profile, lacks_links, profile_misfit, unmeasured_nodes
 from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import InputError
+from skyctl.files import save_profile
+from skyctl.records.base import timestamp
+from skyctl.records.cluster import Cluster
 from skyctl.records.profile import (
     LinkProfile,
     NodeFailure,
@@ -26,6 +30,24 @@ def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
     failed = measured.model_copy(update={"failures": (NodeFailure(node="c", error="no torch"),)})
     assert profile_misfit(failed, request, digest, nodes("a", "b", "c")) is None
     assert unmeasured_nodes(failed, nodes("a", "b", "c")) == ["c"]
+
+
+def test_a_profile_dated_ahead_of_the_clock_is_passed_over() -> None:
+    """The clock was wrong when it was measured, or is now: both times are named."""
+    request, digest = ask(4)
+    cluster = Cluster(name="here", nodes=nodes("a", "b"), groups={})
+    ahead = profile(device("a", 1.0), device("b", 2.0)).model_copy(
+        update={"cluster": "here", "created": "2996-01-01T00:00:00+00:00"}
+    )
+    path = save_profile(ahead)
+    with pytest.raises(
+        InputError, match=r"it is dated 2996-01-01T.*, and this machine's clock says 2"
+    ) as refused:
+        find_profile(cluster, None, request, digest)
+    assert str(refused.value.hint).startswith("measure it: skyctl probe gpt:layers=3")
+    assert find_profile(cluster, str(path), request, digest)[0] == ahead
+    save_profile(ahead.model_copy(update={"created": timestamp()}))
+    assert find_profile(cluster, None, request, digest)[0].created != ahead.created
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch
 
+from skyctl.remote import credentials
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport import tls_transport
 from skyctl.transport.message_transport import _PAYLOAD, FRAME, Transfer
@@ -169,3 +170,20 @@ def test_a_peer_that_closes_within_a_payload_is_noticed(peer: Peer, says_so: boo
     peer.sock.close()
     with pytest.raises(TransferClosedError):
         work.wait(LIMIT)
+
+
+@pytest.mark.parametrize("year", [1950, 2200])
+def test_a_certificates_dates_do_not_count(year: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's clock may be off by decades: by it the run's certificate is of another age."""
+    dates = iter((datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)))
+    monkeypatch.setattr(credentials, "datetime", lambda *_, **__: next(dates))
+    peer = Peer(TlsIdentity(*make_tls_certificate().values()))
+    try:
+        into, work = peer.expect(3)
+        for record in peer.records(b"abc"):
+            peer.sock.sendall(record)
+        work.wait(LIMIT)
+        assert bytes(into.tolist()) == b"abc"
+    finally:
+        peer.end.close()
+        peer.sock.close()

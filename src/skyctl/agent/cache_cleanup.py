@@ -23,7 +23,9 @@ from skyctl.agent.node_cache import MANIFEST
 from skyctl.private_folder import check_private_folder
 
 LEFTOVER_AGE_S = 3600.0
-"""What was half written or half removed so long ago is nobody's any more."""
+"""What was half written or half removed so long ago is nobody's any more, unless it is locked.
+
+A date ahead of this clock is as old: the clock, or a shared disk's, was set since."""
 
 
 Kind = dict[str, Any]
@@ -69,13 +71,11 @@ def _clean_kind(root: Path, name: str, dry_run: bool) -> Kind:
     for path in _entries(root / name):
         with contextlib.suppress(OSError):  # another one removes it just now
             size = _size_bytes(path)
-            if path.name.startswith("."):
-                if time.time() - path.lstat().st_mtime > LEFTOVER_AGE_S:
-                    _count(kind, size, kept=False)
-                    _remove(path, dry_run)
+            is_half = path.name.startswith(".")
+            if is_half and abs(time.time() - path.lstat().st_mtime) < LEFTOVER_AGE_S:
                 continue
             with _locked_alone(path / MANIFEST if path.is_dir() else path) as is_free:
-                is_used = name == "runs" or not is_free
+                is_used = not is_free or (name == "runs" and not is_half)
                 if not is_used:
                     _remove(path, dry_run)
                 _count(kind, size, kept=is_used)

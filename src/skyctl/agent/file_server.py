@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -35,6 +36,7 @@ class Upload:
         fd, name = tempfile.mkstemp(prefix=".new-", dir=self._place)
         self._path = Path(name)
         self._file: BinaryIO = os.fdopen(fd, "wb")
+        fcntl.flock(fd, fcntl.LOCK_SH)  # in use, however old a wrong clock makes it (``cache_cleanup``)
 
     def write(self, chunk: bytes) -> None:
         """Appends the next bytes of the file."""

@@ -141,12 +141,13 @@ class NodeCache:
         make_private_folder(path.parent)  # `skyctl clean` may have removed it meanwhile
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
         try:
-            for name, data in {**files, MANIFEST: manifest}.items():
+            _write_own_file(fresh / MANIFEST, manifest)
+            with (fresh / MANIFEST).open("rb") as file:
+                self._lock(file.fileno())  # in use from now on, however old a wrong clock makes it
+            for name, data in files.items():
                 _write_own_file(fresh / name, data)
             if kind == "packages":
                 _compile_modules(fresh, path, sorted(files))
-            with (fresh / MANIFEST).open("rb") as file:
-                self._lock(file.fileno())
             self._place(fresh, path)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)

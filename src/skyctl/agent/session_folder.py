@@ -152,7 +152,8 @@ def _sweep_if_dead(path: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             sweep_session(path)
     except FileNotFoundError:
-        if time.time() - path.stat().st_mtime > 3600:  # cut off between its making and its owner's file
+        # Cut off between its making and its owner's file. One dated ahead was made before the clock was set.
+        if abs(time.time() - path.stat().st_mtime) > 3600:
             shutil.rmtree(path, ignore_errors=True)
     except (OSError, ValueError, KeyError, TypeError):
         return  # locked (its agent lives), or not ours to judge

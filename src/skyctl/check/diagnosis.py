@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyctl.check.check_report import DtypeReport, PairReport, Tick, failed, failed_with, ok, skipped, warning
+from skyctl.compare.number_format import format_span
 from skyctl.errors import HostKeyError, LoginError, SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.bootstrap import MIN_PYTHON_TEXT
@@ -217,8 +218,9 @@ def clock_tick(offset_s: float, round_trip_s: float) -> Tick:
     sure_s = max(0.0, abs(offset_s) - round_trip_s / 2)
     way = "ahead of" if offset_s > 0 else "behind"
     if sure_s > LOW_CLOCK_S:
-        hint = "set it (timedatectl set-ntp true): times in logs will not match"
-        return warning("clock", f"{abs(offset_s):.1f} s {way} this machine", hint)
+        hint = "set the one that is wrong (timedatectl set-ntp true): times in logs will not match"
+        by = f"{abs(offset_s):.1f} s" if abs(offset_s) < 60 else format_span(abs(offset_s))
+        return warning("clock", f"{by} {way} this machine", hint)
     return ok("clock", f"within {max(abs(offset_s), round_trip_s / 2) * 1000:.0f} ms")
 
 

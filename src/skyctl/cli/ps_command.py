@@ -30,7 +30,7 @@ def ps(
     The nodes of a run whose supervisor is gone are asked about it: its ranks may still train. Take over such
     a run by `skyctl attach RUN`, or end it by `skyctl stop RUN`.
     """
-    from skyctl.supervision.run_status import age_s, age_text, list_runs, with_node_processes
+    from skyctl.supervision.run_status import list_runs, with_node_processes
 
     runs, faults = list_runs(every=every)
     if not offline:
@@ -55,7 +55,7 @@ def ps(
                 "checkpoint",
                 "age",
             ),
-            [_row(run, age_text(age_s(run.state.created))) for run in runs],
+            [_row(run) for run in runs],
             optional=("checkpoint", "attempts", "cluster", "s/step"),
             shorten="workload",
         )
@@ -67,7 +67,7 @@ def ps(
     out.json({"runs": [describe_run(run) for run in runs]})
 
 
-def _row(run: InspectedRun, age: str) -> tuple[object, ...]:
+def _row(run: InspectedRun) -> tuple[object, ...]:
     """The cells of a run in the table that ``ps`` prints."""
     state = run.state
     return (
@@ -80,8 +80,17 @@ def _row(run: InspectedRun, age: str) -> tuple[object, ...]:
         None if state.iteration_s is None else f"{state.iteration_s:.3f}",
         len(state.attempts),
         state.checkpoint,
-        age,
+        _age(state.created),
     )
+
+
+def _age(created: str) -> str:
+    """How long ago a run was made; ``30 h ahead`` of this machine's clock where that was set back since."""
+    from skyctl.compare.number_format import format_span
+    from skyctl.records.clock import CLOCK_STEP_S, age_s
+
+    seconds = age_s(created)
+    return f"{format_span(-seconds)} ahead" if seconds < -CLOCK_STEP_S else format_span(max(0.0, seconds))
 
 
 def describe_run(run: InspectedRun) -> dict[str, Any]:

@@ -49,6 +49,19 @@ def _unit_of(value_s: float) -> tuple[float, str]:
     return (1e3, "ms") if value_s * 1e3 >= 0.9995 else (1e6, "µs")
 
 
+def format_span(seconds: float) -> str:
+    """A long time, roughly, in the unit that says something: ``40 s``, ``12 min``, ``5 h``, ``3 d``."""
+    for unit, size, most in (
+        ("s", 1.0, 90.0),
+        ("min", 60.0, 90.0),
+        ("h", 3600.0, 36.0),
+        ("d", 86_400.0, 900.0),
+    ):
+        if seconds < size * most:
+            return f"{int(seconds / size)} {unit}"
+    return f"{int(seconds / 86_400 / 365.2425)} years"
+
+
 def format_ratio(value: float | None) -> str:
     """A ratio as a speed-up: ``1.79×``."""
     return UNKNOWN if value is None else f"{_format_three_digits(value)}×"

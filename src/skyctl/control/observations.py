@@ -18,6 +18,7 @@ from skyctl.errors import InputError, MismatchError, SkyctlError
 from skyctl.files import newest_profile, recent_profiles, write_atomic
 from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.base import timestamp
+from skyctl.records.clock import is_ahead
 from skyctl.records.measurement import Measurement, ReplicaMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem
@@ -238,11 +239,14 @@ def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
 def gather_evidence(profile: Profile, others: Iterable[Profile]) -> Profile:
     """The profile with what was seen of the same figures since, whichever profiles it is kept in.
 
-    Where a figure was measured at another time than this profile's, it is not the same.
+    Where a figure was measured at another time than this profile's, it is not the same. What is dated ahead
+    of this machine's clock is left out: it would outweigh all that is seen until then.
     """
     known = [*others, profile]
 
     def same(other: Profile, one: Evidence) -> bool:
+        if is_ahead(one.seen):
+            return False
         return other is profile or probed_at(other, one) == probed_at(profile, one)
 
     seen = [one for other in known for one in other.observations if same(other, one)]

@@ -13,7 +13,8 @@ from skyctl.control.observations import gather_evidence
 from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
-from skyctl.records.base import GIB
+from skyctl.records.base import GIB, timestamp
+from skyctl.records.clock import is_ahead
 from skyctl.records.cluster import Cluster, Node, device_id
 from skyctl.records.profile import CutComparison, NodeFailure, Profile
 
@@ -142,7 +143,8 @@ def find_profile(
 ) -> tuple[Profile, Path]:
     """The profile the user named, or the cluster's newest that fits the request and the cluster as it is now.
 
-    To one that was not named comes what runs have seen of the same figures.
+    To one that was not named comes what runs have seen of the same figures. One dated ahead of this machine's
+    clock is passed over: how old it is can't be told, and what runs see now would count as older than it.
 
     Raises:
         InputError: there is none, or the one given does not fit; says why the newest does not.
@@ -154,13 +156,19 @@ def find_profile(
         if reason is not None:
             raise InputError(f"the profile {given} does not fit: {reason}", hint=hint)
         return profile, Path(given)
-    found = newest_profile(cluster.name, lambda p: profile_misfit(p, request, digest, cluster.nodes) is None)
+
+    def misfit(profile: Profile) -> str | None:
+        if is_ahead(profile.created):
+            return f"it is dated {profile.created}, and this machine's clock says {timestamp()}"
+        return profile_misfit(profile, request, digest, cluster.nodes)
+
+    found = newest_profile(cluster.name, lambda one: misfit(one) is None)
     if found is not None:
         return gather_evidence(found[1], recent_profiles(cluster.name)), found[0]
     newest = newest_profile(cluster.name)
     if newest is None:
         raise InputError(f"cluster {cluster.name!r} has no profile yet", hint=hint)
-    reason = profile_misfit(newest[1], request, digest, cluster.nodes)
+    reason = misfit(newest[1])
     raise InputError(
         f"no profile of cluster {cluster.name!r} fits {request.spec.source}; the newest: {reason}", hint=hint
     )

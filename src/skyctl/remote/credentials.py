@@ -29,7 +29,7 @@ def make_credentials(ranks: int, pairs: Sequence[tuple[int, int]], *, encrypt: b
 def make_tls_certificate() -> dict[str, str]:
     """A key (ECDSA over P-256) and a certificate that it has signed itself.
 
-    It is compared as a whole and forgotten with its run, so its dates mean nothing and allow for any clock.
+    It is compared as a whole and forgotten with its run, so its dates mean nothing and nobody checks them.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import ClassVar
 
 from skyctl.agent.event_fields import Index
 from skyctl.errors import InputError, ProtocolError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
+from skyctl.records.clock import age_s
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import ENDED, RunState, Supervisor
 from skyctl.supervision.run_lock import SupervisorStatus, supervisor_status
@@ -215,19 +215,6 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
     finally:
         close_sessions(s for s in opened.values() if not isinstance(s, SkyctlError))
     return tuple(looks[name] for name in ids)
-
-
-def age_s(written: str) -> float:
-    """Seconds since a time that a record has written down."""
-    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(written)).total_seconds())
-
-
-def age_text(seconds: float) -> str:
-    """An age in the largest unit that says something: ``40 s``, ``12 min``, ``5 h``, ``3 d``."""
-    for unit, size, most in (("s", 1.0, 90.0), ("min", 60.0, 90.0), ("h", 3600.0, 36.0)):
-        if seconds < size * most:
-            return f"{int(seconds / size)} {unit}"
-    return f"{int(seconds / 86_400)} d"
 
 
 def refuse_other_machine(run: InspectedRun) -> None:

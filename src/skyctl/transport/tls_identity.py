@@ -26,6 +26,9 @@ from skyctl.transport.handshake import AuthenticatedSocket, recv_exactly
 if TYPE_CHECKING:
     import ssl
 
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's ``X509_V_FLAG_NO_CHECK_TIME``, which Python's ``ssl`` has no name for."""
+
 
 @dataclass(frozen=True)
 class TlsIdentity:
@@ -84,6 +87,7 @@ class TlsIdentity:
         context.check_hostname = False  # it is this one certificate or none
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.certificate)
+        context.verify_flags |= _NO_CHECK_TIME  # nor do its dates count: a node's clock may be off by decades
         if server:
             context.num_tickets = 0  # nothing is resumed
         with _text_as_file(self.certificate + self.key) as path:
