@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from skyctl.agent.task_events import read_event, to_message
+from skyctl.control.sum_benchmark import gradients_source
 from skyctl.errors import RunError, WorkloadError
 from skyctl.run.batch_check import step_fault
 from skyctl.run.rank_spec import RankSpec
@@ -103,6 +104,22 @@ def test_a_loss_that_is_no_number_says_whether_the_data_was() -> None:
     assert "--learning-rate" in str(found)
     first = step_fault(0, nan, [step_event(0)], SPECS[:1])
     assert "no weight has changed yet" in str(first)
+
+
+def test_sums_without_a_model_do_not_diverge() -> None:
+    """``bench-sync`` has no learning rate, and no model() or data() of the user's."""
+    workload = {"source": gradients_source(400)}
+    specs = [
+        RankSpec(i, node, f"{node}/cpu:0", {"pipeline": i, "workload": workload})
+        for i, node in enumerate("ab")
+    ]
+    nan = float("nan")
+    for step in (0, 2):
+        found = step_fault(step, nan, [step_event(step, loss=0.0), step_event(step, loss=nan)], specs)
+        assert isinstance(found, RunError)
+        assert f"the loss of step {step + 1} is nan on rank 1 (node b) alone: " in found.message
+        assert "a device or a sum has made wrong numbers" in found.message
+        assert "--limit" in str(found.hint)
 
 
 def test_the_pipelines_that_have_no_loss_are_named_unless_all_have_none() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from skyctl import workload
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.control.node_sessions import require_all
 from skyctl.control.plan_creation import PlanOptions, plan_profile
@@ -23,8 +24,9 @@ from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import SyncRoutes
 from skyctl.records.profile import NodeFailure, Profile
 from skyctl.records.sync_format import SyncFormat
-from skyctl.workload import gradients_only
 
+GRADIENTS_FILE = Path(workload.__path__[0], "gradients_only.py")
+"""``skyctl.workload.gradients_only``, which is not imported here: it imports torch."""
 NUMBER_BYTES = 4
 HELPED: tuple[SyncRoutes, ...] = ("auto", "server", "trees")
 """Ways to sum that may go over helpers; a ring and a star are of those that hold what is summed."""
@@ -41,7 +43,12 @@ def gradients_source(nbytes: int) -> str:
     count, rest = divmod(nbytes, NUMBER_BYTES)
     if rest or not count:
         raise InputError(f"{nbytes} bytes are no sum of float32 numbers, which have 4 each")
-    return f"{Path(gradients_only.__file__)},numbers={count}"
+    return f"{GRADIENTS_FILE},numbers={count}"
+
+
+def sums_alone(source: str) -> bool:
+    """Whether a workload is ``gradients_source``'s: zeros that are summed, and nothing that is trained."""
+    return source.startswith(f"{GRADIENTS_FILE},")
 
 
 def plan_sums(

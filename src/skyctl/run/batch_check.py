@@ -60,6 +60,14 @@ def step_fault(
             return WorkloadError(fault, hint=CAUSES)
     if math.isfinite(loss):
         return None
+    from skyctl.control.sum_benchmark import sums_alone  # with all that plans sums: seldom needed here
+
+    if sums_alone((specs[0].payload.get("workload") or {}).get("source", "")):
+        return RunError(
+            f"the loss of step {step + 1} is {loss}{_whose_loss(events, specs)}: what bench-sync sums "
+            "can't diverge, so a device or a sum has made wrong numbers",
+            hint="leave out one node after the other (--limit), to find the one that is wrong",
+        )
     batches = [event.batch for event in events if event.batch is not None]
     return _fault_of_loss(step, loss, batches, _whose_loss(events, specs))
 
