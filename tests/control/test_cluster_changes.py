@@ -9,6 +9,7 @@ import pytest
 from skyctl.control.cluster_changes import (
     ClusterChangedError,
     change_table,
+    local_memory_changes,
     machine_changes,
     plan_changes,
     refuse_changes,
@@ -51,14 +52,14 @@ def other(device: str, **more: Any) -> Machine:
 def test_what_is_as_it_was_is_no_difference() -> None:
     made = planned(BOX, other("b/cpu:0"))
     assert plan_changes(made, {0: fact(), 1: fact(cpus=0.43)}) == []
-    refuse_changes(made, {0: fact(), 1: fact()})
+    refuse_changes(made, plan_changes(made, {0: fact(), 1: fact()}))
 
 
 def test_all_differences_of_all_ranks_come_in_one_table() -> None:
     made = planned(BOX, other("b/cpu:0"))
     facts = {0: fact(torch="2.7.0", cpus=0.2), 1: fact(device_name=None, memory_bytes=None)}
     with pytest.raises(ClusterChangedError) as caught:
-        refuse_changes(made, facts)
+        refuse_changes(made, plan_changes(made, facts))
     assert caught.value.exit_code == 5
     assert [(one["where"], one["what"]) for one in caught.value.changes] == [
         ("a/cpu:0", "torch"),
@@ -92,6 +93,17 @@ def test_devices_of_one_pot_need_its_memory_together() -> None:
     # one pot: each sees what the other holds already as taken
     shared = {"memory_bytes": 0.7 * need, "memory_scope": "pot", "own_bytes": 0.1 * need}
     (found,) = plan_changes(made, {0: fact(**shared), 1: fact(**shared)})
+    assert (found.where, found.what, found.change) == ("a/cpu:0, b/cpu:0", "free memory", "-20%")
+
+
+def test_ranks_on_this_machine_need_its_memory_together() -> None:
+    made = planned()
+    needs = {replica.device: replica.memory_bytes for replica in made.predicted.replicas}
+    need = sum(needs.values())
+    assert local_memory_changes(made, "ab", need) == []
+    assert local_memory_changes(made, (), 0.0) == []
+    assert local_memory_changes(made, "b", needs["b/cpu:0"]) == []
+    (found,) = local_memory_changes(made, "ab", 0.8 * need)
     assert (found.where, found.what, found.change) == ("a/cpu:0, b/cpu:0", "free memory", "-20%")
 
 

@@ -141,11 +141,32 @@ def _memory_changes(
         held = sum(facts[rank].own_bytes for rank in ranks)  # by ranks that wait to build
         free = min((facts[rank].memory_bytes or 0.0) + held - facts[rank].own_bytes for rank in ranks)
         need = sum(needs[devices[rank]] for rank in ranks)
-        if free < need * (1 - MEMORY_TOLERANCE):
-            where = ", ".join(devices[rank] for rank in ranks)
-            needed, there = f"{need / GIB:.2f} GiB needed", f"{free / GIB:.2f} GiB"
-            found.append(ClusterChange(where, "free memory", needed, there, f"{free / need - 1:+.0%}"))
+        found += _too_little([devices[rank] for rank in ranks], need, free)
     return found
+
+
+def local_memory_changes(plan: Plan, nodes: Collection[str], free_bytes: float) -> list[ClusterChange]:
+    """Where ranks on this machine need more memory together than is free: before any of them is started.
+
+    ``plan_changes`` asks the ranks themselves, and as many as fill the memory by starting could not answer.
+
+    Args:
+        nodes: those that are this machine; accelerators, whose memory is their own, are left out.
+    """
+    needs: dict[str, float] = {}
+    for replica in plan.predicted.replicas:
+        node, device = split_device_id(replica.device)
+        if node in nodes and device.startswith("cpu:"):
+            needs[replica.device] = replica.memory_bytes
+    return _too_little(list(needs), sum(needs.values()), free_bytes)
+
+
+def _too_little(devices: Sequence[str], need: float, free: float) -> list[ClusterChange]:
+    """The change where devices need more bytes than are free, else none."""
+    if free >= need * (1 - MEMORY_TOLERANCE):
+        return []
+    needed, there = f"{need / GIB:.2f} GiB needed", f"{free / GIB:.2f} GiB"
+    return [ClusterChange(", ".join(devices), "free memory", needed, there, f"{free / need - 1:+.0%}")]
 
 
 def change_table(changes: Sequence[ClusterChange]) -> list[str]:
@@ -158,9 +179,8 @@ def change_table(changes: Sequence[ClusterChange]) -> list[str]:
     ]
 
 
-def refuse_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> None:
-    """Raises ClusterChangedError, with all differences, where there is one."""
-    found = plan_changes(plan, facts)
+def refuse_changes(plan: Plan, found: Sequence[ClusterChange]) -> None:
+    """Raises ClusterChangedError, with all that was found, where there is anything."""
     if not found:
         return
     source = plan.workload.source if plan.workload is not None else "WORKLOAD"

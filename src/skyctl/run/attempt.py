@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.compare.timeline import plan_timeline
-from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
+from skyctl.control.cluster_changes import (
+    ClusterChange,
+    change_table,
+    local_memory_changes,
+    plan_changes,
+    refuse_changes,
+)
 from skyctl.control.training_request import send_workload
+from skyctl.device.cgroup import read_limits
+from skyctl.device.process_memory import private_bytes
 from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
@@ -108,8 +116,12 @@ class Attempt:
 
         Args:
             origin: the checkpoint that they go on from.
+
+        Raises:
+            ClusterChangedError: ranks on this machine need more memory together than is free; none begins.
         """
         context, plan = self._context, self._plan
+        self._check_local_memory()
         addresses = context.addresses(nodes_in(plan))
         context.callbacks.phase("shipping the workload")
         made = rank_specs(
@@ -303,10 +315,21 @@ class Attempt:
         return with_early_deviation_note(callbacks, self._measurement)
 
     def _check_facts(self, facts: Mapping[int, EnvironmentEvent]) -> None:
+        self._judge_changes(plan_changes(self._plan, facts))
+
+    def _check_local_memory(self) -> None:
+        """Of ranks on this machine, before they are started: many of them fill it by being there."""
+        from skyctl.device.node_facts import host_memory
+
+        nodes = [node.name for node in self._context.cluster.nodes if node.transport == "local"]
+        free = host_memory(read_limits())["available_bytes"] - private_bytes()  # this process stays
+        self._judge_changes(local_memory_changes(self._plan, nodes, free))
+
+    def _judge_changes(self, found: Sequence[ClusterChange]) -> None:
         """Only the first attempt refuses: later ones train on what is there."""
         if self._number == 1 and not self._context.options.ignore_changes:
-            refuse_changes(self._plan, facts)
-        elif found := plan_changes(self._plan, facts):
+            refuse_changes(self._plan, found)
+        elif found:
             lines = "\n".join(change_table(found))
             self._context.callbacks.warn(f"the cluster is not what the plan was made for:\n{lines}")
 

@@ -1,0 +1,55 @@
+"""What an attempt refuses before it starts anything."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.control.profiles import nodes
+from tests.planner.planner_problems import problem
+
+from skyctl.control.cluster_changes import ClusterChangedError
+from skyctl.device import node_facts
+from skyctl.planner.api import plan
+from skyctl.records.cluster import Cluster
+from skyctl.run.attempt import Attempt
+
+
+class BeganError(Exception):
+    """It got further than it should, or as far."""
+
+
+def begin(number: int, told: list[str], *, ignore_changes: bool = False) -> None:
+    """An attempt on local nodes, up to where it would ship the workload."""
+
+    def ship(_nodes: object) -> None:
+        raise BeganError
+
+    made = plan(problem(), "even")
+    names = {stage.device.split("/")[0] for stage in made.placed_stages}
+    context: Any = SimpleNamespace(
+        cluster=Cluster(name="here", nodes=nodes(*names)),
+        options=SimpleNamespace(ignore_changes=ignore_changes),
+        callbacks=SimpleNamespace(warn=told.append),
+        addresses=ship,
+    )
+    Attempt(context, made, number).start(None)
+
+
+def test_ranks_that_do_not_fit_this_machine_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many that fill the memory by starting could not say so any more."""
+    told: list[str] = []
+    with pytest.raises(BeganError):
+        begin(1, told)
+    monkeypatch.setattr(node_facts, "host_memory", lambda _limits: {"available_bytes": 0.0})
+    with pytest.raises(ClusterChangedError, match="free memory") as refused:
+        begin(1, told)
+    assert refused.value.exit_code == 5
+    assert "--ignore-changes" in str(refused.value.hint)
+    assert told == []
+    for more in ({"number": 2}, {"number": 1, "ignore_changes": True}):
+        with pytest.raises(BeganError):
+            begin(told=told, **more)  # type: ignore[arg-type]
+    assert len(told) == 2
+    assert all("free memory" in text for text in told)
