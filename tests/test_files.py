@@ -86,6 +86,16 @@ def test_profiles_saved_within_a_second_keep_their_order_and_a_bound() -> None:
     assert len(list(files.profile_folder("home").iterdir())) == files.PROFILES_KEPT
 
 
+def test_profiles_of_a_clock_that_was_ahead_are_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And names do not grow by a character with each profile until that date."""
+    now = time.time()
+    for number, moment in enumerate((now + 10 * YEAR_S, now - 7200, now - 3600, now)):
+        monkeypatch.setattr(files.time, "time", lambda moment=moment: moment)
+        path = files.save_profile(profile(created=str(number)))
+        assert files.newest_profile("home") == (path, profile(created=str(number)))
+        assert not path.stem.endswith("~")
+
+
 def test_write_atomic_replaces_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "a file"
     assert files.write_atomic(path, "one") == path

@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -306,17 +306,21 @@ def runs_folder() -> Path:
 
 
 def run_ids() -> list[str]:
-    """The ids of all runs in the state folder, the oldest first: an id begins with its date.
+    """The ids of all runs in the state folder, the oldest first: an id begins with its date."""
+    try:
+        return [path.name for path in _oldest_first(runs_folder().iterdir()) if path.is_dir()]
+    except OSError:
+        return []
+
+
+def _oldest_first(paths: Iterable[Path]) -> list[Path]:
+    """Paths in the order of the dates that their names begin with.
 
     Those dated ahead of this machine's clock count as the oldest: the clock was set back since, and for as
     long as it had been ahead each of them would be taken for the newest.
     """
-    try:
-        names = [entry.name for entry in runs_folder().iterdir() if entry.is_dir()]
-    except OSError:
-        return []
     soon = _stamp(time.time() + CLOCK_STEP_S)
-    return sorted(names, key=lambda name: (name < soon, name))
+    return sorted(paths, key=lambda path: (path.name < soon, path.name))
 
 
 def run_folder(run: str | None = None) -> Path:
@@ -371,12 +375,12 @@ def profile_folder(cluster_name: str) -> Path:
 def save_profile(profile: Profile) -> Path:
     """Saves a profile as its cluster's newest, and removes the oldest beyond ``PROFILES_KEPT``."""
     folder = make_private(profile_folder(profile.cluster))
-    kept = sorted(folder.glob("*.json"))
-    stamp = new_run_id()
-    if kept and stamp <= kept[-1].stem:
-        # Within one second, or the clock was set back: the newest must still sort last.
-        stamp = f"{kept[-1].stem}~"
-    path = write_atomic(folder / f"{stamp}.json", profile.to_json())
+    kept = _oldest_first(folder.glob("*.json"))
+    path = folder / f"{new_run_id()}.json"
+    if kept and _oldest_first([kept[-1], path])[-1] != path:
+        # Within one second, or the clock made a step back: the newest must still sort last.
+        path = folder / f"{kept[-1].stem}~.json"
+    write_atomic(path, profile.to_json())
     for old in [*kept, path][:-PROFILES_KEPT]:
         with contextlib.suppress(OSError):
             old.unlink()
@@ -407,7 +411,7 @@ def _profiles(cluster_name: str, *, interrupted: bool = False) -> Iterator[tuple
     folder = profile_folder(cluster_name)
     if not folder.is_dir():
         return
-    for path in sorted(folder.glob("*.json"), reverse=True):
+    for path in reversed(_oldest_first(folder.glob("*.json"))):
         try:
             profile = read_record(Profile, path)
         except InputError:

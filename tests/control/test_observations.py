@@ -201,6 +201,14 @@ def test_what_is_dated_ahead_of_the_clock_teaches_nothing() -> None:
     assert learn_corrections(taken, 4).corrections.factors[A] == pytest.approx(1.2)
 
 
+def test_a_run_is_not_kept_with_a_profile_that_no_plan_uses() -> None:
+    """It is dated ahead of the clock: nothing is said to be used by the next plan."""
+    save_profile(profile().model_copy(update={"created": "2996-01-01T00:00:00+00:00"}))
+    made = plan_profile(newest(), OPTIONS, REF)
+    assert keep_observations("c", made, "w", ran(made, {A: 1.2, B: 0.9})) is None
+    assert newest().observations == ()
+
+
 def test_a_run_is_kept_with_a_profile_that_has_its_devices() -> None:
     save_profile(profile())
     made = plan_profile(newest(), OPTIONS, REF)

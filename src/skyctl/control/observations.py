@@ -196,6 +196,8 @@ def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) 
         known = profile.workload
         if known is None or ref is None or profile.encrypted != plan.encrypted:
             return False
+        if is_ahead(profile.created):  # no next plan uses it (``profiles.find_profile``)
+            return False
         sizes = [shape.microbatches for shape in known.shapes]
         asked = (digest, ref.batch_size, ref.dtype)
         fits = (known.digest, known.batch_size, known.dtype) == asked and plan.problem.microbatches in sizes
