@@ -10,6 +10,7 @@ from skyctl.probe.device_probes import DeviceProbe
 from skyctl.probe.link_measurement import ring_rounds
 from skyctl.probe.node.layer_windows import DistinctLayer
 from skyctl.probe.profile_cache import (
+    CachedTimings,
     age_text,
     cached_links,
     cached_timings,
@@ -24,6 +25,7 @@ from skyctl.records.profile import (
     LayerCosts,
     LayerTiming,
     LinkProfile,
+    MessageCosts,
     NodeProfile,
     Profile,
     ShapeProfile,
@@ -127,6 +129,26 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     assert [them[0].measured[name] for name in ("message_byte_s", "reduce_byte_s")] == [1e-9, 2e-10]
     dated = known.dated(had.devices[0].model_copy(update={"measured": None, "fingerprint": None}), NOW)
     assert (dated.measured, dated.fingerprint) == (BEFORE, p["a/cpu:0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "gloo", "known", "again"),
+    [
+        ("cpu:0", True, False, True),
+        ("cpu:0", True, True, False),
+        ("cpu:0", False, False, False),
+        ("cuda:0", True, False, False),
+    ],
+)
+def test_a_profile_without_gloo_has_messages_measured_again_where_that_is_wanted(
+    name: str, gloo: bool, known: bool, again: bool
+) -> None:
+    costs = MessageCosts(handling_s=0.5, handling_byte_s=0.0, step_s=0.25, message_byte_s=2e-9)
+    source = device("a", None, reduce_byte_s=1e-9, gloo=costs if known else None)
+    row = {("x", 2): timing("x")}
+    cached = CachedTimings(rows={f"a/{name}": row}, sources={f"a/{name}": source}, gloo=gloo)
+    assert cached.handles(f"a/{name}") is again
+    assert cached.handles_gloo(f"a/{name}") is (gloo and name == "cpu:0")
 
 
 def test_a_profile_without_the_cost_of_sums_has_only_that_measured_again() -> None:

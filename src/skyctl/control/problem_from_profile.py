@@ -16,7 +16,7 @@ from skyctl.control.figure_uncertainty import (
 )
 from skyctl.errors import InputError, InvalidRecordError, MismatchError
 from skyctl.records.base import describe
-from skyctl.records.cluster import split_device_id
+from skyctl.records.cluster import is_cpu
 from skyctl.records.problem import (
     Device,
     Layer,
@@ -79,7 +79,7 @@ def build_problem(
             f"the profile of cluster {profile.cluster!r} has no device on {', '.join(only_nodes or ['any'])}",
             hint="probe those nodes first: skyctl probe WORKLOAD",
         )
-    heap = HEAP_SHARE if any(map(_is_cpu, devices)) else 1.0
+    heap = HEAP_SHARE if any(is_cpu(d.id) for d in devices) else 1.0
     message_bytes = median(layer.output_bytes for layer in shape.layers)
     try:
         times = {d.id: _times(d, shape) for d in devices}
@@ -102,7 +102,7 @@ def build_problem(
                     id=d.id,
                     flops_per_s=d.flops_per_s,
                     memory_bytes=d.memory_bytes,
-                    reserved_bytes=d.reserved_bytes + (RANK_BYTES if _is_cpu(d) else 0.0),
+                    reserved_bytes=d.reserved_bytes + (RANK_BYTES if is_cpu(d.id) else 0.0),
                     action_s=d.action_s,
                     handling_s=d.step_s / microbatches,
                     neighbour_s=d.handling_s / HANDLING_NEIGHBOURS
@@ -141,16 +141,12 @@ def _slice_uncertainty(
 ) -> float:
     """Of the device's times, where its node's quota comes in slices: as of a stage with an even share."""
     node = next((node for node in profile.nodes if node.name == device.node), None)
-    if node is None or node.quota_period_s is None or not _is_cpu(device):
+    if node is None or node.quota_period_s is None or not is_cpu(device.id):
         return 0.0
     slice_s = node.quota_period_s * min(1.0, node.cpus)
     forward_s, backward_s = sum(times.forward_s) / devices, sum(times.backward_s) / devices
     step_s = microbatches * (forward_s + backward_s)
     return slice_uncertainty(slice_s, node.quota_period_s, forward_s, step_s)
-
-
-def _is_cpu(device: DeviceProfile) -> bool:
-    return split_device_id(device.id)[1].partition(":")[0] == "cpu"
 
 
 def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> float:
@@ -186,7 +182,7 @@ def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[Device
     before version 8 has neither: then ``DEFAULT_REDUCE_BYTE_S`` and a message without the sum.
     """
     node = next((node for node in profile.nodes if node.name == device.node), None)
-    quota = min(1.0, node.cpus) if node is not None and _is_cpu(device) else 1.0
+    quota = min(1.0, node.cpus) if node is not None and is_cpu(device.id) else 1.0
     loopback = device.handling_byte_s / (2 * HANDLING_NEIGHBOURS)
     links = _link_byte_s(profile, device, devices)
     more = max(0.0, median(links) / 2 - loopback) if links else 0.0

@@ -234,7 +234,8 @@ def device_conditions(members: Sequence[DeviceProbe], launcher: LauncherUse) -> 
     for member in members:
         known = found.get(member.id)
         if known is not None:
-            more = [note for note in (_numa_note(member), _threads_note(member, members, sharing)) if note]
+            notes = (_numa_note(member), _threads_note(member, members, sharing), _gloo_note(member))
+            more = [note for note in notes if note]
             found[member.id] = known.model_copy(update={"notes": (*known.notes, *more)})
     return found
 
@@ -260,6 +261,11 @@ def _numa_note(member: DeviceProbe) -> str | None:
     if not member.on_cpu:
         return None
     return numa_note(int(member.measured["threads"]), member.facts.get("numa_nodes"))
+
+
+def _gloo_note(member: DeviceProbe) -> str | None:
+    fault = member.measured.get("gloo_error")
+    return None if fault is None else f"messages over Gloo could not be measured: {fault}"
 
 
 def _threads_note(member: DeviceProbe, members: Sequence[DeviceProbe], sharing: dict[int, int]) -> str | None:

@@ -77,7 +77,8 @@ class ProbeOptions:
     ``default_link_selection``). ``earlier``: the cluster's profiles, newest first; what still holds is not
     measured again. ``recheck``: a profile to look at again; only its costliest layers and a ring of links (or
     ``link_selection`` "none") are measured. ``encrypt``: messages and links are measured through TLS, as
-    training will send them. ``compare_cut``: a workload's cut is compared with the model itself, unless an
+    training will send them. ``gloo``: what messages cost is measured over Gloo, too, between CPUs.
+    ``compare_cut``: a workload's cut is compared with the model itself, unless an
     earlier profile has that.
     """
 
@@ -88,6 +89,7 @@ class ProbeOptions:
     earlier: Sequence[Profile] = ()
     recheck: Recheck | None = None
     encrypt: bool = False
+    gloo: bool = False
     compare_cut: bool = True
 
 
@@ -180,7 +182,8 @@ def _known_timings(
     if options.recheck is not None:
         size = shapes[0].microbatch_size if shapes else 0
         return costliest_layers(options.recheck.then, size, probes.alive())
-    return cached_timings(probes.alive(), options.earlier, shapes, spec.dtype if spec else "", now)
+    dtype = spec.dtype if spec else ""
+    return cached_timings(probes.alive(), options.earlier, shapes, dtype, now, gloo=options.gloo)
 
 
 def _find_network(

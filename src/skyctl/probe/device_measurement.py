@@ -186,6 +186,7 @@ def _measure_order(member: DeviceProbe, known: CachedTimings, generic: bool) -> 
         "op": "measure",
         "generic": generic or known.generic(member.id),
         "handling": known.handles(member.id),
+        "gloo": known.handles_gloo(member.id),
         "memory_bytes": None if cap_gib is None else cap_gib * GIB,
     }
     return order if member.id not in known.actions else order | {"action_s": known.actions[member.id]}

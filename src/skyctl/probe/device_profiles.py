@@ -13,6 +13,7 @@ from skyctl.records.profile import (
     Conditions,
     DeviceProfile,
     LayerTiming,
+    MessageCosts,
     NodeProfile,
     ShapeProfile,
     SiteProfile,
@@ -51,7 +52,7 @@ def device_profiles(
 def _device_profile(
     name: str, member: DeviceProbe, share: UsableMemory, flops_per_s: float, timings: tuple[LayerTiming, ...]
 ) -> DeviceProfile:
-    local = member.local
+    local, gloo = member.local, member.measured.get("gloo")
     listed = {device["id"]: device["name"] for device in member.facts["devices"]}
     return DeviceProfile(
         id=name,
@@ -70,6 +71,7 @@ def _device_profile(
         step_s=float(member.measured.get("step_s", 0.0)),
         reduce_byte_s=member.measured.get("reduce_byte_s"),
         message_byte_s=member.measured.get("message_byte_s"),
+        gloo=None if gloo is None else MessageCosts.model_validate(gloo),
     )
 
 

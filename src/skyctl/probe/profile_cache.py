@@ -14,6 +14,7 @@ from typing import Any
 
 from skyctl import __version__
 from skyctl.probe.device_probes import DeviceProbe
+from skyctl.records.cluster import is_cpu
 from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile, ShapeProfile, unconverged
 
 TIMINGS_MAX_AGE_S = 30 * 86400.0
@@ -24,7 +25,9 @@ LEAST_SHARE = 0.9
 MOST_INTERVAL = 0.06
 """So are those whose interval is wider: twice what a probe measures until."""
 
-MEASURED_WITH_MESSAGES = ("handling_s", "handling_byte_s", "step_s", "message_byte_s", "reduce_byte_s")
+MEASURED_WITH_MESSAGES = (
+    *("handling_s", "handling_byte_s", "step_s", "message_byte_s", "reduce_byte_s", "gloo"),
+)
 """The figures of a device that are measured after its layers, all together or not at all."""
 
 TimingKey = tuple[str, int]
@@ -68,7 +71,8 @@ class CachedTimings:
 
     ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
     ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
-    ``handling``: whether the message overhead is measured, where not all is known.
+    ``handling``: whether the message overhead is measured, where not all is known; ``gloo``: over Gloo, too,
+    between CPUs.
     ``actions``: devices' call overhead (``DeviceProfile.action_s``), where too little
     is measured to tell, or was taken off rows that hold.
     ``speeds``: when a profile is only re-checked, its devices' FLOP/s; too little is measured then to tell.
@@ -80,6 +84,7 @@ class CachedTimings:
     dates: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, Collection[TimingKey]] = field(default_factory=dict)
     handling: bool = True
+    gloo: bool = False
     speeds: Mapping[str, float] | None = None
     actions: Mapping[str, float] = field(default_factory=dict)
 
@@ -91,7 +96,12 @@ class CachedTimings:
         """Whether that device measures what messages, and adding up gradients, cost it."""
         if not self.handling or not self.rows.get(name) or self.lacking.get(name):
             return self.handling
-        return self.sources[name].reduce_byte_s is None  # a profile from before that was measured
+        known = self.sources[name]  # it may be of before these were measured, or without Gloo
+        return known.reduce_byte_s is None or (known.gloo is None and self.handles_gloo(name))
+
+    def handles_gloo(self, name: str) -> bool:
+        """Whether that device measures what messages cost it over Gloo."""
+        return self.gloo and is_cpu(name)
 
     def order(self, name: str, layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The layers as that device is told to measure them: with the sizes at which each is ``known``."""
@@ -145,8 +155,14 @@ def cached_timings(
     shapes: Sequence[ShapeProfile],
     dtype: str,
     now: str,
+    *,
+    gloo: bool = False,
 ) -> CachedTimings:
-    """What holds of the layers that are wanted, from profiles given newest first."""
+    """What holds of the layers that are wanted, from profiles given newest first.
+
+    Args:
+        gloo: what messages cost over Gloo is wanted, too.
+    """
     wanted = list(dict.fromkeys((layer.signature, s.microbatch_size) for s in shapes for layer in s.layers))
     prints = fingerprints(members)
     rows: dict[str, dict[TimingKey, LayerTiming]] = {name: {} for name in prints}
@@ -176,7 +192,7 @@ def cached_timings(
         machines.setdefault(_machine_id(member), set()).update(missing)
     lacking = {m.id: machines[_machine_id(m)] for m in members}
     actions = {name: source.action_s for name, source in sources.items() if set(rows[name]) - lacking[name]}
-    return CachedTimings(prints, rows, sources, dates, lacking, actions=actions)
+    return CachedTimings(prints, rows, sources, dates, lacking, gloo=gloo, actions=actions)
 
 
 def _machine_id(member: DeviceProbe) -> str:

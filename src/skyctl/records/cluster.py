@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from skyctl.records.base import Count, FileRecord, Name, Positive, Record, Seq
+from skyctl.records.backend import BackendRequest
+from skyctl.records.base import Count, FileRecord, Name, Positive, Record, Seq, since
 
 DEVICE = re.compile(r"^(cpu|[a-z]+:\d+)$")
 
@@ -27,6 +28,16 @@ def split_device_id(device: str) -> tuple[str, str]:
 def node_of(device: str) -> str:
     """The node of a device id; an id that names no node stands for itself."""
     return split_device_id(device)[0] or device
+
+
+def device_kind(device: str) -> str:
+    """The kind of a device id: ``cpu``, ``cuda``, …"""
+    return split_device_id(device)[1].partition(":")[0]
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a device id is that of a node's processors."""
+    return device_kind(device) == "cpu"
 
 
 class Node(Record):
@@ -76,11 +87,15 @@ class Node(Record):
 
 
 class Cluster(Record):
-    """Nodes in inventory order, and groups of them usable wherever nodes are named."""
+    """Nodes in inventory order, and groups of them usable wherever nodes are named.
+
+    ``backend``: what carries tensors between their ranks, where no option says; None: the default.
+    """
 
     name: Name
     nodes: Seq[Node] = Field(min_length=1)
     groups: dict[str, Seq[str]] = Field(default_factory=dict)
+    backend: BackendRequest | None = since(2, None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
@@ -106,7 +121,7 @@ class Cluster(Record):
     @property
     def digest(self) -> str:
         """Changes when a node is added, removed, or reached or used in another way."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        return hashlib.sha256(self.model_dump_json(exclude={"backend"}).encode()).hexdigest()[:16]
 
 
 # What ``skyctl setup`` has made on a cluster's nodes: the Python used in place of the one named.

@@ -99,6 +99,15 @@ class Conditions(Record):
     halted_share: float | None = since(7, None)
 
 
+class MessageCosts(Record):
+    """What messages cost a device over one backend; the fields are those of ``DeviceProfile``."""
+
+    handling_s: Seconds
+    handling_byte_s: Seconds
+    step_s: Seconds
+    message_byte_s: Seconds
+
+
 class DeviceProfile(Record):
     """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it.
 
@@ -110,6 +119,8 @@ class DeviceProfile(Record):
     the same for its timings to hold.
     ``reduce_byte_s``: processor seconds to add one byte of float32 gradient that was received to one's own.
     ``message_byte_s``: processor seconds to send, or to receive, one byte. None: not measured.
+    ``gloo``: what messages cost over Gloo, where all other figures are of the backend ``skyctl``; None: not
+    measured.
     """
 
     id: Name
@@ -131,6 +142,7 @@ class DeviceProfile(Record):
     conditions: Conditions | None = since(3, None)
     reduce_byte_s: Seconds | None = since(8, None)
     message_byte_s: Seconds | None = since(8, None)
+    gloo: MessageCosts | None = since(12, None)
 
 
 class LinkProfile(Record):
@@ -304,7 +316,7 @@ class Profile(FileRecord):
     """
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[11] = 11
+    version: Literal[12] = 12
     cluster: Name
     cluster_digest: str
     created: str

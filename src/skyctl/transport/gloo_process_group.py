@@ -125,10 +125,15 @@ class GlooProcessGroup(PlannedProcessGroup):
         made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
         place = self._ring.index(self.rank())
         self._gloo = _c10d.ProcessGroupGloo(store, place, self.size(), made)
-        with _new_sockets(address) as self._sockets:
+        with _new_sockets(address) as opened:
             wait_for_all(
                 [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
             )
+        # another group of this process may have begun to listen meanwhile, and Gloo ends the process where
+        # a listener is shut down
+        self._sockets = [one for one in opened if not _listens(one)]
+        for one in set(opened) - set(self._sockets):
+            one.close()
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
@@ -308,7 +313,7 @@ def _narrow_listeners(opened: Sequence[socket.socket], addresses: Sequence[str])
     count = 0
     for one in opened:
         with one:
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if _listens(one):
                 _take_from(one, addresses)
                 count += 1
     if not count:
@@ -316,6 +321,10 @@ def _narrow_listeners(opened: Sequence[socket.socket], addresses: Sequence[str])
             f"Gloo of torch {torch.__version__} opens no listener that can be narrowed to the run's peers",
             hint="--backend skyctl",
         )
+
+
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _take_from(listener: socket.socket, addresses: Sequence[str]) -> None:

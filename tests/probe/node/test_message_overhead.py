@@ -43,6 +43,17 @@ def test_nothing_is_left_running(identity: TlsIdentity | None) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("cpus", [None, 0.5])
+def test_over_gloo_it_is_measured_alike_and_again(cpus: float | None) -> None:
+    """Several groups of one process listen at the same time, and none of them ends the process."""
+    before = threading.active_count()
+    for _ in range(2):
+        measured = measure_message_overhead(cpus, None, "gloo")
+        assert 0 < measured.stage_s < 0.5
+        assert measured.byte_s >= 0
+    assert threading.active_count() == before
+
+
 def test_a_stage_that_fails_is_an_error_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(_layer: object, _values: Tensor) -> Tensor:
         raise RunError("the connection to itself is gone")

@@ -18,10 +18,15 @@ def children() -> str:
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
 
 
-@pytest.mark.parametrize("identity", [None, TlsIdentity.from_credentials(make_tls_certificate())])
-def test_a_byte_of_gradients_costs_its_sender_and_its_receiver(identity: TlsIdentity | None) -> None:
+@pytest.mark.parametrize(
+    ("identity", "backend"),
+    [(None, "skyctl"), (TlsIdentity.from_credentials(make_tls_certificate()), "skyctl"), (None, "gloo")],
+)
+def test_a_byte_of_gradients_costs_its_sender_and_its_receiver(
+    identity: TlsIdentity | None, backend: str
+) -> None:
     before, there = threading.active_count(), children()
-    alone, under = (measure_message_byte_s(cpus, 0.0, identity) for cpus in (None, 0.01))
+    alone, under = (measure_message_byte_s(cpus, 0.0, identity, backend) for cpus in (None, 0.01))
     assert 1e-11 < alone < 1e-6
     assert under > 5 * alone
     until(lambda: threading.active_count() == before, patience_s=MOMENT_S)
@@ -32,10 +37,13 @@ def test_what_adding_takes_is_not_counted_twice() -> None:
     assert measure_message_byte_s(None, 1e-3) == 0.0
 
 
-def test_a_child_that_can_not_connect_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["skyctl", "gloo"])
+def test_a_child_that_can_not_connect_is_not_waited_for(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sum_overhead, "_sum_as_child", lambda *_: None)
     monkeypatch.setattr(sum_overhead, "TIMEOUT_S", 0.5)
     there = children()
     with pytest.raises(RunError, match="itself"):
-        measure_message_byte_s(None, 0.0)
+        measure_message_byte_s(None, 0.0, None, backend)
     assert children() == there

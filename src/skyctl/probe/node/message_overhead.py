@@ -28,14 +28,15 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from skyctl.agent.frames import write_frame
 from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import SkyctlProcessGroup
+from skyctl.probe.node.loopback_ranks import LoopbackRanks
+from skyctl.transport.process_group import BACKEND, PlannedProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.executor import Executor
@@ -55,7 +56,6 @@ STEPS = 5
 SLEEP_S = 0.001
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 512 << 10
-HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 _CPU = torch.device("cpu")
 
@@ -70,18 +70,22 @@ class MessageOverhead:
     step_s: float
 
 
-def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = None) -> MessageOverhead:
+def measure_message_overhead(
+    cpus: float | None, identity: TlsIdentity | None = None, backend: str = BACKEND
+) -> MessageOverhead:
     """Measures the message overhead of this node, as it is now.
 
     Args:
         cpus: the CPU quota that all of this process is held to, None: none.
         identity: the TLS certificate that messages will go under, None: none.
+        backend: what carries them: ``skyctl`` or ``gloo``.
 
     Raises:
         RunError: this node can't connect to itself, or not all messages arrive.
     """
     small, large = (
-        _measure_overhead(size, identity, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES)
+        _measure_overhead(size, identity, backend, whole=cpus is not None)
+        for size in (SMALL_BYTES, LARGE_BYTES)
     )
     give_back_freed_memory()
     byte_s = max(0.0, large.stage_s - small.stage_s) / (LARGE_BYTES - SMALL_BYTES)
@@ -250,28 +254,23 @@ def _stage_ports(before: Peer | None, after: Peer | None, boundary: Sequence[_Fl
     )
 
 
-def loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerConnection]:
-    """Two ends connected over loopback, with a secret of their own: others may be logged in on this node."""
-    secret = secrets.token_hex(16)
-    first, second = (PeerConnection("itself", TIMEOUT_S, secret=secret, identity=identity) for _ in range(2))
-    return first, second
+def _peer(group: PlannedProcessGroup, rank: int) -> Peer | None:
+    return Peer(group, rank) if rank in group.peers else None
 
 
-def connect_to_itself(listening: PeerConnection, connecting: PeerConnection) -> None:
-    """Connects the two ends of a loopback pair."""
-    port = listening.listen(HOST)
-    accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
-    accepting.start()
-    connecting.connect(HOST, port, HOST, TIMEOUT_S)
-    accepting.join(TIMEOUT_S)
-
-
-def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> MessageOverhead:
+def _measure_overhead(
+    message_bytes: int, identity: TlsIdentity | None, backend: str, *, whole: bool
+) -> MessageOverhead:
     """The overhead of a stage with messages of that size; ``byte_s`` is left at 0.
 
     ``whole``: in CPU seconds, a microbatch's of the process; else in wall seconds of the computing thread.
     """
-    connections = [loopback_pair(identity) for _ in range(STAGES - 1)]
+    ranks = LoopbackRanks(STAGES, secrets.token_hex(16), backend, identity, TIMEOUT_S)
+    ends = {
+        number: [end for end in (number - 1, number + 1) if 0 <= end < STAGES] for number in range(STAGES)
+    }
+    store: Any = dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs
+    groups = ranks.connect(store, ends)
     stages: list[_StageThread] = []
     warm_s: list[float] = []
 
@@ -280,14 +279,8 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
 
     warm = threading.Barrier(STAGES, action=warmed_up)
     try:
-        for ends in connections:
-            connect_to_itself(*ends)
-        for number in range(STAGES):
-            pairs = {number - 1: connections[number - 1][1]} if number else {}
-            if number + 1 < STAGES:
-                pairs[number + 1] = connections[number][0]
-            group = SkyctlProcessGroup(number, STAGES, pairs)
-            before, after = (Peer(group, end) if end in pairs else None for end in (number - 1, number + 1))
+        for number, group in groups.items():
+            before, after = (_peer(group, end) for end in (number - 1, number + 1))
             stages.append(_StageThread(number, before, after, message_bytes // 4, warm))
         failures: list[Exception] = []
         threads = [threading.Thread(target=one.run, args=(failures,), daemon=True) for one in stages]
@@ -308,7 +301,8 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
         ratio = 1.0 if whole else max(1.0, wall_s / step_s)
         return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES * ratio, 0.0, once_s * ratio)
     finally:
-        for pair in (one for both in connections for one in both):
-            pair.close()
+        for group in groups.values():
+            group.close()
         stages.clear()
+        groups.clear()
         gc.collect()  # executors and their buffers refer to each other

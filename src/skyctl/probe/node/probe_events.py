@@ -154,6 +154,16 @@ class LoadCounts:
 
 
 @dataclass(frozen=True)
+class MessageFigures:
+    """What messages cost over one backend."""
+
+    handling_s: Seconds
+    handling_byte_s: ByteSeconds
+    step_s: Seconds
+    message_byte_s: ByteSeconds
+
+
+@dataclass(frozen=True)
 class TimingsEvent:
     """All that was measured on the device."""
 
@@ -173,6 +183,8 @@ class TimingsEvent:
     step_s: Seconds = 0.0
     reduce_byte_s: ByteSeconds | None = None
     message_byte_s: ByteSeconds | None = None
+    gloo: MessageFigures | None = None
+    gloo_error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from skyctl.probe.node.layer_windows import DistinctLayer  # noqa: E402
 from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
+from skyctl.transport.process_group import BACKEND, GLOO  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
 from skyctl.workload.workload import Workload, load_workload  # noqa: E402
 from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
@@ -192,19 +193,33 @@ class _ProbeServer:
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
             self.progress(0, 1, "messages")
-            cpus = self._quota["cpus"] if self._quota else None
-            overhead = message_overhead.measure_message_overhead(cpus, self._identity)
-            adding_s = device_speed.measure_reduce_byte_s(self._device, message_overhead.quota_ratio(cpus))
-            result |= {
-                "handling_s": overhead.stage_s,
-                "handling_byte_s": overhead.byte_s,
-                "step_s": overhead.step_s,
-                "message_byte_s": measure_message_byte_s(cpus, adding_s, self._identity),
-                "reduce_byte_s": adding_s,
-            }
+            ratio = message_overhead.quota_ratio(self._cpus)
+            adding_s = device_speed.measure_reduce_byte_s(self._device, ratio)
+            result |= {"reduce_byte_s": adding_s, **self._message_costs(BACKEND, adding_s)}
+            if order.get("gloo"):
+                self.progress(0, 1, "messages over Gloo")
+                try:
+                    result["gloo"] = self._message_costs(GLOO, adding_s)
+                except (SkyctlError, RuntimeError, OSError) as exc:  # not all builds of torch can
+                    result["gloo_error"] = _error_text(exc)
         self._channel.send(result)
         while not self._stopped:  # past the cap, the order to stop is still to come
             self._hear(None)
+
+    @property
+    def _cpus(self) -> float | None:
+        """The CPU quota that this process is held to; None: none."""
+        return self._quota["cpus"] if self._quota else None
+
+    def _message_costs(self, backend: str, adding_s: float) -> dict[str, float]:
+        """What messages cost over that backend; ``adding_s``: what adding a byte takes."""
+        overhead = message_overhead.measure_message_overhead(self._cpus, self._identity, backend)
+        return {
+            "handling_s": overhead.stage_s,
+            "handling_byte_s": overhead.byte_s,
+            "step_s": overhead.step_s,
+            "message_byte_s": measure_message_byte_s(self._cpus, adding_s, self._identity, backend),
+        }
 
     def _measure_layers(
         self, workload: Workload, order: dict[str, Any], result: dict[str, Any]
@@ -292,7 +307,7 @@ class _ProbeServer:
                 "latency_s": figures.latency_s,
                 "bandwidth_bytes_per_s": figures.bandwidth_bytes_per_s,
             }
-            ratio = message_overhead.quota_ratio(self._quota["cpus"] if self._quota else None)
+            ratio = message_overhead.quota_ratio(self._cpus)
             if ratio is not None:
                 answer |= {
                     "send_byte_s": figures.send_byte_s * ratio,

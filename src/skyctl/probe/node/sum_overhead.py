@@ -11,19 +11,24 @@ long, by how its threads met and how many cores were free for them.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from skyctl.agent.process_tree import die_with_parent
-from skyctl.probe.node.message_overhead import HOST, TIMEOUT_S, loopback_pair, quota_ratio
-from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import SkyctlProcessGroup
+from skyctl.probe.node.loopback_ranks import LoopbackRanks
+from skyctl.probe.node.message_overhead import TIMEOUT_S, quota_ratio
+from skyctl.transport.process_group import BACKEND
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import Peer
@@ -42,7 +47,10 @@ SUMS = 8
 
 
 def measure_message_byte_s(
-    cpus: float | None, reduce_byte_s: float, identity: TlsIdentity | None = None
+    cpus: float | None,
+    reduce_byte_s: float,
+    identity: TlsIdentity | None = None,
+    backend: str = BACKEND,
 ) -> float:
     """Processor seconds to send, or to receive, one byte of gradients in a sum.
 
@@ -53,32 +61,34 @@ def measure_message_byte_s(
             the node.
         reduce_byte_s: of those seconds, what adding a byte takes.
         identity: the TLS certificate that messages will go under, None: none.
+        backend: what carries them: ``skyctl`` or ``gloo``.
 
     Raises:
         RunError: this node can't connect to itself, or its child is gone.
     """
-    listening, connecting = loopback_pair(identity)
-    try:
-        port = listening.listen(HOST)
-        with _child(lambda: _sum_as_child(connecting, port)):
-            listening.accept(TIMEOUT_S)
-            sum_s = median(_sum_often(0, listening)[1:])
-    finally:
-        listening.close()
+    ranks = LoopbackRanks(2, secrets.token_hex(16), backend, identity, TIMEOUT_S)
+    with tempfile.TemporaryDirectory(prefix="skyctl-sum-") as folder:
+        store = Path(folder) / "store"
+        with _child(lambda: _sum_as_child(ranks, store)):
+            sum_s = median(_sum_often(0, ranks, store)[1:])
     per_byte_s = sum_s / (4 * LAYER_NUMEL * LAYERS) * (quota_ratio(cpus) or 1.0)
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
 
 
-def _sum_as_child(connecting: PeerConnection, port: int) -> None:
-    connecting.connect(HOST, port, HOST, TIMEOUT_S)
-    _sum_often(1, connecting)
+def _sum_as_child(ranks: LoopbackRanks, store: Path) -> None:
+    _sum_often(1, ranks, store)
 
 
-def _sum_often(end: int, connection: PeerConnection) -> list[float]:
-    """Sums as one of the two ends; CPU seconds of this process, by sum."""
+def _sum_often(end: int, ranks: LoopbackRanks, file: Path) -> list[float]:
+    """Sums as one of the two ends; CPU seconds of this process, by sum.
+
+    Args:
+        file: in which the two ends find each other.
+    """
     layout = make_layout([[LAYER_NUMEL]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
     gradients = [torch.ones(LAYER_NUMEL, dtype=torch.float32) for _ in range(LAYERS)]
-    group = SkyctlProcessGroup(end, 2, {1 - end: connection})
+    store: Any = dist.FileStore(str(file), 2)  # type: ignore[attr-defined] # not in torch's stubs
+    group = ranks.connect(store, {end: [1 - end]})[end]
     sums = RouteSum(0, _places(end), {1 - end: Peer(group, 1 - end)})
     taken_s = []
     try:
@@ -91,7 +101,7 @@ def _sum_often(end: int, connection: PeerConnection) -> list[float]:
             ongoing.wait()
             taken_s.append(time.process_time() - begun_s)
     finally:
-        connection.close()
+        group.close()
         sums.close()
     return taken_s
 
