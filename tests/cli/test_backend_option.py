@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.run.test_rank_spec import make_plan
 
+from skyctl.control.backend_choice import check_backend, check_backend_of_plan, with_asked_backend
 from skyctl.errors import InputError
 from skyctl.records.plan import Plan
-from skyctl.run.backend import check_backend, check_backend_of_plan
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -34,13 +34,13 @@ def test_what_gloo_can_t_do_is_refused_by_name(skyctl: Run, words: tuple[str, ..
 def test_a_backend_that_is_none_is_named(skyctl: Run) -> None:
     code, _, err = skyctl("launch", "gpt:layers=2,hidden=8,heads=2,context=8", "--backend", "glo")
     assert code == 2
-    assert "'glo' is not one of skyctl, gloo" in err
+    assert "'glo' is not one of auto, gloo, nccl, skyctl" in err
 
 
 def test_ours_carries_anything() -> None:
     check_backend("skyctl", encrypt=True, pins=True)
-    check_backend_of_plan("skyctl", make_plan("a/cuda:0", "b/cpu:0"), encrypt=True)
-    check_backend_of_plan("gloo", make_plan("a/cpu:0", "b/cpu:0"), encrypt=False)
+    check_backend_of_plan(make_plan("a/cuda:0", "b/cpu:0"), encrypt=True)
+    check_backend_of_plan(with_asked_backend(make_plan("a/cpu:0", "b/cpu:0"), "gloo"), encrypt=False)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_a_plan_that_gloo_can_t_carry_is_refused(change: dict[str, Any], said: s
     made = make_plan("a/cuda:0", "b/cpu:0")
     plan = Plan.model_validate({**json.loads(made.to_json()), "version": 11, **change})
     with pytest.raises(InputError, match=said):
-        check_backend_of_plan("gloo", plan, encrypt=False)
+        check_backend_of_plan(with_asked_backend(plan, "gloo"), encrypt=False)

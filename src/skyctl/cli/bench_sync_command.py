@@ -20,7 +20,7 @@ from skyctl.cli.option_values import (
     parse_sync_format,
     parse_sync_list,
 )
-from skyctl.cli.options import ClusterOptions, ConnectionOptions, WorkloadOptions, YesOption
+from skyctl.cli.options import BackendOptions, ClusterOptions, ConnectionOptions, WorkloadOptions, YesOption
 from skyctl.compare.number_format import UNKNOWN, format_seconds
 from skyctl.errors import InputError
 
@@ -74,9 +74,14 @@ class SumOptions:
     yes: YesOption = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchSyncOptions(SumOptions, BackendOptions):
+    """All options of ``bench-sync`` but those of nodes and connections."""
+
+
 @command
 def bench_sync(
-    out: Output, *, nodes: ClusterOptions, connection: ConnectionOptions, options: SumOptions
+    out: Output, *, nodes: ClusterOptions, connection: ConnectionOptions, options: BenchSyncOptions
 ) -> int | None:
     """Time of a sum of gradients over a cluster's routes, predicted and measured, without a model.
 
@@ -84,6 +89,7 @@ def bench_sync(
     has measured yet are probed first.
     """
     from skyctl.cli.run_display import measure_with_progress
+    from skyctl.cli.show_plan import show_backend
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.control.plan_creation import PlanOptions
@@ -103,17 +109,20 @@ def bench_sync(
             f"a sum needs two nodes that hold what is summed; there is {names[0] if names else 'none'}",
             hint="see --limit and --helper",
         )
+    backend = options.requested_backend(target.cluster, encrypt=options.encrypt, helpers=bool(options.helper))
     with out.progress("bench-sync") as progress:
         progress("loading the workload")
         training = WorkloadOptions(batch_size=len(names), encrypt=options.encrypt)
         request, loaded = training.make_request(source, microbatches=len(names))
-        job = ComparisonJob(target.cluster, request, loaded, PlanOptions())
+        job = ComparisonJob(target.cluster, request, loaded, PlanOptions(backend=backend))
         connect = connection.connect_options(target.path)
         with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
             require_all(sessions.failures)
             profile = job.profile(sessions, None, progress, out.note, fresh=options.refresh)
             progress("planning")
-            planned = plan_sums(profile, request.ref(loaded.digest), names, syncs, sync_format, helpers)
+            ref = request.ref(loaded.digest)
+            planned = plan_sums(profile, ref, names, syncs, sync_format, helpers, backend)
+            show_backend(out, [one.plan for one in planned])
             run = RunOptions(steps=options.repeat + 1, weights=False)
             done = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
     figures = sum_figures(done)

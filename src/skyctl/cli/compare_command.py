@@ -182,6 +182,7 @@ class CompareOptions(
             microbatches=only,
             time_limit_s=self.time_limit,
             only_nodes=[node.name for node in target.cluster.nodes],
+            backend=self.placement_backend(target.cluster, encrypt=self.encrypt),
         )
         options = options.settled_form()  # of rounds there is one form
         # who asks for shares of samples wants to know whether they pay
@@ -220,6 +221,7 @@ def compare(
             "give a workload, or --paper", hint="skyctl compare gpt:layers=8,hidden=256,heads=8,context=128"
         )
     from skyctl.cli.show_comparison import describe_reproduction, show_comparison
+    from skyctl.cli.show_plan import show_backend
     from skyctl.control.report_builder import build_report
 
     options.check()
@@ -228,9 +230,10 @@ def compare(
         progress("loading the workload")
         job = options.job(out, workload, target)
         if options.measure:
-            profile, outcomes, sweeps = _measured(out, progress, job, target, options)
+            job, profile, outcomes, sweeps = _measured(out, progress, job, target, options)
         else:
             profile = job.known_profile(options.profile)
+            job = job.with_backend(profile)
             outcomes, sweeps, points = _planned(out, progress, job, profile, options)
             sweeps += _nodes_sweeps(points, outcomes)
         if job.options.parallel in ("data", "auto"):
@@ -255,6 +258,7 @@ def compare(
             syncs=syncs,
         )
         show_comparison(out, report, options.output, workload=workload)
+        show_backend(out, [one.plan for one in outcomes])
     failed = {
         outcome.strategy: outcome.error for outcome in outcomes if outcome.plan is not None and outcome.error
     }
@@ -272,8 +276,8 @@ def compare(
 
 def _measured(
     out: Output, progress: ProgressDisplay, job: ComparisonJob, target: ClusterTarget, options: CompareOptions
-) -> tuple[Profile, list[StrategyOutcome], list[ComparisonSweep]]:
-    """The profile (probed, where none fits), and what each plan of it was run to."""
+) -> tuple[ComparisonJob, Profile, list[StrategyOutcome], list[ComparisonSweep]]:
+    """The job with its backend, the profile (probed, where none fits), and what each plan was run to."""
     from skyctl.cli.run_display import measure_with_progress
     from skyctl.control.comparison_sweeps import measure_nodes
     from skyctl.control.contradiction_recheck import recheck_contradictions
@@ -286,6 +290,7 @@ def _measured(
         profile = job.profile(sessions, options.profile, progress, out.note)
         asked = (job.cluster, sessions, profile, job.request, job.workload)
         profile = recheck_contradictions(*asked, progress, out.warn)
+        job = job.with_backend(profile)
         planned, sweeps, points = _planned(out, progress, job, profile, options)
         run = RunOptions(steps=options.steps, weights=False, trace=options.trace)
 
@@ -299,7 +304,7 @@ def _measured(
         if points:
             points = measure_nodes(points, planned, outcomes, lambda found: measure(found, outcomes))
         sweeps += _nodes_sweeps(points, outcomes)
-    return profile, outcomes, sweeps
+    return job, profile, outcomes, sweeps
 
 
 def _planned(

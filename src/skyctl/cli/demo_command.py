@@ -67,6 +67,7 @@ def demo(
         out.line("\n1. probe: what each machine can do")
         show_profile(out, profile)
         progress("planning")
+        job = job.with_backend(profile)
         planned = job.plans(profile)
         out.line("\n2. plan: the share that lets all finish together")
         best = planned[-1].plan
@@ -92,13 +93,13 @@ def make_demo_job() -> ComparisonJob:
     """The comparison of the demo: a small GPT on three local nodes, and a row `data` beside its pipelines."""
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.plan_creation import PlanOptions
+    from skyctl.records.backend import DEFAULT_BACKEND
 
     request, loaded = DefaultedWorkloadOptions(batch_size=BATCH_SIZE).make_request(
         WORKLOAD, microbatches=MICROBATCHES
     )
-    return ComparisonJob(
-        make_demo_cluster(), request, loaded, PlanOptions(microbatches=MICROBATCHES), other_form=True
-    )
+    options = PlanOptions(microbatches=MICROBATCHES, backend=DEFAULT_BACKEND)
+    return ComparisonJob(make_demo_cluster(), request, loaded, options, other_form=True)
 
 
 def make_demo_cluster() -> Cluster:

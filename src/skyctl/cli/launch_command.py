@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.control.node_sessions import NodeSessions
     from skyctl.control.training_request import TrainingRequest
+    from skyctl.records.backend import Backend
     from skyctl.records.cluster import Node
     from skyctl.records.plan import Plan
     from skyctl.records.run_state import InitialWeights
@@ -56,6 +57,7 @@ def launch(
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
     check_output(options.output)
+    options.placement_backend(None, encrypt=options.encrypt)  # a mistyped one needs no cluster to be told
     if options.resume is not None:
         from skyctl.cli.resume_run import resume_run
 
@@ -95,9 +97,9 @@ def _check_source(text: str, *, is_plan: bool) -> None:
 
 def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     """Trains what a plan file was made for, as it says."""
+    from skyctl.control.backend_choice import check_backend_of_plan, with_asked_backend
     from skyctl.files import read_record
     from skyctl.records.plan import Plan
-    from skyctl.run.backend import check_backend_of_plan
     from skyctl.run.rank_spec import check_plan_fits, used_nodes
     from skyctl.run.round_spec import refuse_trace
 
@@ -108,13 +110,15 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     _refuse_settled(path, options)
     refuse_trace(plan.problem.rhythm, trace=options.trace)
     check_plan_fits(plan, target.cluster)
-    check_backend_of_plan(options.checked_backend(), plan, encrypt=options.encrypt)
+    backend = options.backend_of_run(plan, target.cluster)
+    plan = with_asked_backend(plan, backend)
+    check_backend_of_plan(plan, encrypt=options.encrypt)
     if plan.workload is None:
         raise InputError(
             f"{path} was made from a problem file: it has no workload to train",
             hint="plan a workload: skyctl plan WORKLOAD -o plan.json",
         )
-    from skyctl.cli.show_plan import certainty_lines
+    from skyctl.cli.show_plan import certainty_lines, show_backend
     from skyctl.compare.sync_summary import describe_sync
     from skyctl.control.training_request import load_plan_request
 
@@ -140,7 +144,8 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     if sync := describe_sync(plan):
         out.line(sync, wrap=True)
     out.line(certainty_lines(plan)[0])
-    _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options, init)
+    show_backend(out, [plan])
+    _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options, init, backend)
 
 
 def _refuse_settled(path: Path, options: LaunchOptions) -> None:
@@ -164,8 +169,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     """Probes (what earlier probes found and still holds is reused), plans, and trains."""
     from skyctl.run.round_spec import refuse_trace
 
-    options.checked_backend()
     target = options.load()
+    backend = options.placement_backend(target.cluster, encrypt=options.encrypt)
     recipe = options.recipe(options.steps_wanted)
     init = find_initial_weights(out, options)
     load: LoadWorkload = partial(
@@ -181,6 +186,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         strategy=require_choice("--strategy", options.strategy or "optimal", STRATEGIES),
         microbatches=options.microbatches,
         beside_pipeline=True,
+        backend=backend,
     )
     rhythm = choice.rhythm
     refuse_trace(rhythm, trace=options.trace)
@@ -199,8 +205,9 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     def make_plan(
         progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
     ) -> Plan:
-        from skyctl.cli.show_plan import show_link_dtypes, show_plan
+        from skyctl.cli.show_plan import show_left_out, show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
+        from skyctl.control.backend_choice import measures_gloo
         from skyctl.control.contradiction_recheck import recheck_contradictions
         from skyctl.control.form_choice import forms_left_out_by
         from skyctl.control.plan_creation import plan_profile
@@ -208,7 +215,9 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         from skyctl.control.schedule_choice import AUTO
 
         asked = (target.cluster, sessions, request, loaded, progress, progress.node)
-        profile, _ = probe_cluster(*asked, encrypt=request.encrypt, on_note=out.note)
+        profile, _ = probe_cluster(
+            *asked, encrypt=request.encrypt, gloo=measures_gloo(backend), on_note=out.note
+        )
         known = (target.cluster, sessions, profile, request, loaded)
         profile = recheck_contradictions(*known, progress, out.warn)
         progress("planning")
@@ -220,10 +229,12 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         plan = plan_profile(profile, asked_for, request.ref(loaded.digest))
         show_learned(out, profile, plan.problem.microbatches)
         show_plan(out, plan)
+        show_left_out(out, plan, profile)
         show_link_dtypes(out, plan)
         return plan
 
-    _train(out, target, target.cluster.nodes, load, make_plan, options, init)
+    named = None if backend in (None, "auto") else cast("Backend", backend)
+    _train(out, target, target.cluster.nodes, load, make_plan, options, init, named)
 
 
 def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
@@ -250,6 +261,7 @@ def _train(
     make_plan: MakePlan,
     options: LaunchOptions,
     init: InitialWeights | None,
+    backend: Backend | None,
 ) -> None:
     """Loads the workload, connects, begins a run, and supervises it until it ends or is detached from.
 
@@ -257,13 +269,14 @@ def _train(
 
     Args:
         init: the weights that it begins with; None: random ones, or the folder's.
+        backend: what is to carry tensors whatever the plan says; None: what it says.
     """
     from skyctl.cli.run_display import show_outcome, supervise_on_terminal
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
 
     connect = options.supervised_connection(target.path)
-    run_options = options.run_options()
+    run_options = options.run_options(backend)
     with ExitStack() as stack:
         progress = stack.enter_context(out.progress("launch"))
         connector = stack.enter_context(make_connector(nodes, target.everyone))

@@ -33,7 +33,7 @@ UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
             "problem",
             (
                 *("workload", "cluster", "limit", "profile", "from_run", "batch_size", "seed", "dtype"),
-                *("data", "ship", "random_inputs", "no_compare", "no_learn", "encrypt"),
+                *("data", "ship", "random_inputs", "no_compare", "no_learn", "encrypt", "backend"),
             ),
             "which says it all",
         ),
@@ -41,7 +41,7 @@ UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
             "from_run",
             (
                 *("limit", "profile", "batch_size", "seed", "dtype"),
-                *("no_compare", "no_learn", "encrypt"),
+                *("no_compare", "no_learn", "encrypt", "backend"),
             ),
             "which says it all",
         ),

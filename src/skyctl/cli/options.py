@@ -11,14 +11,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
-from skyctl.cli.option_values import DTYPES, complete_choices, complete_nodes, complete_run
+from skyctl.cli.option_values import DTYPES, complete_choices, complete_nodes, complete_run, require_choice
 
 if TYPE_CHECKING:
     from skyctl.control.training_request import TrainingRequest
+    from skyctl.records.backend import BackendRequest
     from skyctl.records.cluster import Cluster, Node
     from skyctl.records.run_state import InitialWeights
     from skyctl.remote.base import ConnectOptions
@@ -167,6 +168,45 @@ class ConnectionOptions:
             timeout_s=self.timeout,
             known_hosts=str(known_hosts) if known_hosts and known_hosts.is_file() else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions:
+    """What carries tensors between ranks."""
+
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="auto|gloo|nccl|skyctl",
+            autocompletion=complete_choices("auto", "gloo", "nccl", "skyctl"),
+            help="What carries tensors between ranks: skyctl's own connections, torch's Gloo between CPUs or "
+            "NCCL between CUDA devices (both in the clear), or auto: Gloo or NCCL where they do. Default: "
+            "backend: in cluster.yaml, else skyctl.",
+        ),
+    ] = None
+
+    def requested_backend(
+        self, cluster: Cluster | None, *, encrypt: bool, pins: bool = False, helpers: bool = False
+    ) -> BackendRequest | None:
+        """The backend asked for, on the command line or in the cluster file; None: neither names one.
+
+        Raises:
+            InputError: there is none of that name, or it can't do what else was asked for.
+        """
+        from skyctl.control.backend_choice import check_backend, check_backend_of_cluster
+        from skyctl.records.backend import BACKEND_REQUESTS, DEFAULT_BACKEND
+
+        if self.backend is not None:
+            asked = cast("BackendRequest", require_choice("--backend", self.backend, BACKEND_REQUESTS))
+        else:
+            named = cluster.backend if cluster is not None else None
+            asked = named or DEFAULT_BACKEND  # type: ignore[assignment]
+        if asked is not None:
+            check_backend(asked, encrypt=encrypt, pins=pins, helpers=helpers)
+            if cluster is not None:
+                check_backend_of_cluster(asked, cluster)
+        return asked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,16 +22,18 @@ from skyctl.cli.option_values import (
     parse_sync_format,
     select_node_names,
 )
+from skyctl.cli.options import BackendOptions
 from skyctl.cli.rhythm_options import RhythmOptions
 
 if TYPE_CHECKING:
     from skyctl.control.form_choice import ParallelChoice
     from skyctl.control.plan_creation import PlanOptions
+    from skyctl.records.backend import BackendRequest
     from skyctl.records.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementOptions(RhythmOptions):
+class PlacementOptions(RhythmOptions, BackendOptions):
     """What the user asks of a plan: its form, rhythm, routes, end stages, schedule, and links' dtypes."""
 
     parallel: Annotated[
@@ -124,6 +126,11 @@ class PlacementOptions(RhythmOptions):
             "one that names a link counts. Default: as they are.",
         ),
     ] = None
+
+    def placement_backend(self, cluster: Cluster | None, *, encrypt: bool) -> BackendRequest | None:
+        """``requested_backend``, checked against what is asked of end stages and helpers."""
+        pins = self.pin_first is not None or self.pin_last is not None
+        return self.requested_backend(cluster, encrypt=encrypt, pins=pins, helpers=bool(self.helper))
 
     def plan_options(
         self, cluster: Cluster | None, *, default_form: ParallelChoice | None = "auto", **more: Any

@@ -194,6 +194,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
         progress("searching")
         profile = None
         began = time.perf_counter()
+        options.placement_backend(None, encrypt=options.encrypt)  # a mistyped one needs no cluster to be told
         if options.problem is not None:
             result = _plan_problem(options.problem, options, search)
         elif workload is not None and options.from_run is not None:
@@ -313,6 +314,7 @@ def _plan_from_profile(
     out: Output, workload: str, options: PlanCommandOptions, search: PlanOptions
 ) -> tuple[Plan, Profile]:
     """From a profile, which is given as well, and what runs on the same machines have seen since."""
+    from skyctl.cli.show_plan import show_left_out
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.control.plan_creation import plan_profile
     from skyctl.control.profiles import find_profile
@@ -330,8 +332,10 @@ def _plan_from_profile(
         last_stage=select_node_names(target.cluster, options.pin_last),
         helpers=parse_helpers(options.helper, target.cluster),
         only_nodes=[node.name for node in target.cluster.nodes],
+        backend=options.placement_backend(target.cluster, encrypt=options.encrypt),
     )
     plan = plan_profile(profile, search, request.ref(digest))
+    show_left_out(out, plan, profile)
     if search.learn:
         show_learned(out, profile, plan.problem.microbatches)
     return plan, profile

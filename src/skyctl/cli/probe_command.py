@@ -12,6 +12,7 @@ from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import check_output, command
 from skyctl.cli.option_values import parse_numbers, require_choice
 from skyctl.cli.options import (
+    BackendOptions,
     ClusterOptions,
     ClusterTarget,
     ConnectionOptions,
@@ -81,6 +82,11 @@ class ProbeCommandOptions:
         return links
 
 
+@dataclass(frozen=True, kw_only=True)
+class AllProbeOptions(ProbeCommandOptions, BackendOptions):
+    """What is measured, also of what carries tensors."""
+
+
 @command
 def probe(
     out: Output,
@@ -88,7 +94,7 @@ def probe(
     *,
     nodes: ClusterOptions,
     training: DefaultedWorkloadOptions,
-    options: ProbeCommandOptions,
+    options: AllProbeOptions,
     connection: ConnectionOptions,
 ) -> int | None:
     """Measure devices, links and (given a workload) its distinct layers on every device.
@@ -97,11 +103,13 @@ def probe(
     The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
     the others are in the profile nevertheless.
     """
+    from skyctl.control.backend_choice import measures_gloo, profile_over
     from skyctl.control.node_sessions import connect_nodes
     from skyctl.control.profiles import probe_cluster
 
     links = options.checked_links()
     target = nodes.load()
+    backend = options.requested_backend(target.cluster, encrypt=training.encrypt)
     request = loaded = None
 
     def load() -> None:
@@ -136,10 +144,13 @@ def probe(
             link_selection=links,
             refresh=options.refresh,
             encrypt=training.encrypt,
+            gloo=measures_gloo(backend),
             on_note=out.note,
         )
     _show(out, profile, links, options)
     out.note(f"profile: {options.output or path}")
+    if backend is not None and backend != "auto":
+        profile_over(profile, backend)  # raises where it carries no device's tensors
     if request is not None:
         flags = nodes.format_arguments(request.words(), limited=True)
         out.note(f"next: skyctl plan {flags} -o plan.json", wrap=False)

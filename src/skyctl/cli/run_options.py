@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skyctl.cli.option_values import STRATEGIES, complete_choices, complete_run, require_choice
+from skyctl.cli.option_values import STRATEGIES, complete_choices, complete_run
 from skyctl.cli.options import (
     ClusterOptions,
     ConnectionOptions,
@@ -25,6 +25,9 @@ from skyctl.workload.recipe import LR_SCHEDULES, VALIDATE_BATCHES, Recipe
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skyctl.records.backend import Backend
+    from skyctl.records.cluster import Cluster
+    from skyctl.records.plan import Plan
     from skyctl.remote.base import ConnectOptions
     from skyctl.run.run_context import RunOptions
 
@@ -223,17 +226,6 @@ class LaunchOptions(
 ):
     """All options of ``launch``. Help lists the groups from the last one to the first."""
 
-    backend: Annotated[
-        str,
-        typer.Option(
-            "--backend",
-            metavar="skyctl|gloo",
-            autocompletion=complete_choices("skyctl", "gloo"),
-            help="What carries tensors between ranks: skyctl's own connections, or torch's Gloo between "
-            "CPUs, in the clear.",
-        ),
-    ] = "skyctl"
-
     def settled_by_plan(self) -> dict[str, object]:
         """By option that says how to plan, what was typed (None: nothing): a plan has settled all of them."""
         return {
@@ -254,8 +246,12 @@ class LaunchOptions(
             **self.given_rounds(),
         }
 
-    def run_options(self) -> RunOptions:
-        """The options of a new run, as the run room has them."""
+    def run_options(self, backend: Backend | None) -> RunOptions:
+        """The options of a new run, as the run room has them.
+
+        Args:
+            backend: what is to carry tensors whatever the plan says; None: what it says.
+        """
         from skyctl.run.run_context import RunOptions
 
         return RunOptions(
@@ -263,7 +259,7 @@ class LaunchOptions(
             trace=self.trace,
             ignore_changes=self.ignore_changes,
             encrypt=self.encrypt,
-            backend=self.checked_backend(),
+            backend=backend,
             checkpoint_every=self.checkpoint_every,
             keep=self.keep,
             replicas=self.replicas,
@@ -271,14 +267,20 @@ class LaunchOptions(
             max_restarts=self.max_restarts,
         )
 
-    def checked_backend(self) -> str:
-        """What carries tensors between ranks. Raises InputError: it can't do what else was asked for."""
-        from skyctl.run.backend import BACKENDS, check_backend
+    def backend_of_run(self, plan: Plan, cluster: Cluster) -> Backend | None:
+        """What is to carry tensors in place of what a plan file says; None: nothing.
 
-        backend = require_choice("--backend", self.backend, BACKENDS)
-        pins = self.pin_first is not None or self.pin_last is not None
-        check_backend(backend, encrypt=self.encrypt, pins=pins)
-        return backend
+        The option counts more than what the plan was asked for, that more than the cluster file, and this
+        more than what was chosen for the plan.
+
+        Raises:
+            InputError: it can't do what else was asked for.
+        """
+        asked = self.requested_backend(cluster, encrypt=self.encrypt)
+        if asked is None or asked == "auto":
+            return None
+        settled = plan.backend is not None and plan.backend.is_asked
+        return None if self.backend is None and settled else asked
 
     def changed_run_options(self) -> dict[str, Any]:
         """How a run is played, by name in ``RunOptions``: what was given beside ``--resume``."""

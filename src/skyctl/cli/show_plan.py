@@ -10,6 +10,7 @@ from skyctl.cli.show_pipelines import describe_hybrid, describe_sums, load_cells
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import format_estimate, format_ratio, format_seconds
 from skyctl.compare.rhythm_summary import describe_rounds
+from skyctl.control.backend_choice import describe_choice, describe_left_out
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
 from skyctl.planner.explanation.unused_devices import percent_text
@@ -18,6 +19,7 @@ from skyctl.records.plan import Plan
 
 if TYPE_CHECKING:
     from skyctl.control.training_changes import TrainingChange
+    from skyctl.records.profile import Profile
 
 
 BAR_WIDTH = 20
@@ -50,11 +52,25 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
         out.line(text, wrap=True)
     if time_limit_reached and plan.certificate.status != "optimal" and plan.strategy == "optimal":
         out.line("next: a longer --time-limit may close the gap")
+    show_backend(out, [plan])
     if plan.forms:
         out.line()
         out.table(*form_table(plan))
         for text in describe_forms(plan):
             out.line(text, wrap=True)
+
+
+def show_backend(out: Output, plans: Sequence[Plan | None]) -> None:
+    """A line on what carries tensors between ranks, and why: of the last plan that has several."""
+    saying = [plan for plan in plans if plan is not None and len(plan.placed_stages) > 1]
+    if saying and saying[-1].backend is not None:
+        out.line(describe_choice(saying[-1].backend, saying[-1].predicted.iteration_s), wrap=True)
+
+
+def show_left_out(out: Output, plan: Plan, profile: Profile) -> None:
+    """A note on devices that the backend asked for could not serve."""
+    if (said := describe_left_out(plan, profile)) is not None:
+        out.note(said)
 
 
 def _stage_rows(plan: Plan, bar: int) -> list[dict[str, object]]:

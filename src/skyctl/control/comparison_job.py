@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from skyctl.compare.conclusion import is_same_plan
 from skyctl.compare.outcome import ALONE, BASELINE, SYNCHRONOUS, StrategyOutcome
 from skyctl.compare.sync_summary import SYNC_CHOICES, SyncRow, sync_choice, sync_rows
+from skyctl.control.backend_choice import measures_gloo
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choose_among
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import PlanOptions, forms_left_out, plan_profile
@@ -15,6 +16,7 @@ from skyctl.control.profiles import find_profile, probe_cluster
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
+from skyctl.records.backend import AUTO as ANY_BACKEND
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
@@ -57,6 +59,21 @@ class ComparisonJob:
         options = of_strategies(self.options)
         made = plan_strategies(profile, options, self._ref, self.strategies)
         return self.with_rows_beside(profile, self.options, made)
+
+    def with_backend(self, profile: Profile) -> ComparisonJob:
+        """The same, with one backend for all plans: the one that a quick plan of all devices comes to.
+
+        Else rows would differ in what carries their tensors, too. Where there is no such plan each row has
+        its own.
+        """
+        if self.options.backend != ANY_BACKEND:
+            return self
+        quick = replace(self.options, strategy="heuristic", assign=None, assign_shares=None)
+        try:
+            chosen = plan_profile(profile, quick, self._ref).backend
+        except (InfeasibleError, UndecidedError):
+            return self
+        return replace(self, options=replace(self.options, backend=chosen))
 
     @property
     def _ref(self) -> WorkloadRef:
@@ -177,7 +194,9 @@ class ComparisonJob:
                 if given is not None:
                     raise
         asked = (self.cluster, sessions, self.request, self.workload, on_progress)
-        return probe_cluster(*asked, refresh=fresh, encrypt=self.request.encrypt, on_note=on_note)[0]
+        gloo = measures_gloo(self.options.backend)
+        encrypt = self.request.encrypt
+        return probe_cluster(*asked, refresh=fresh, encrypt=encrypt, gloo=gloo, on_note=on_note)[0]
 
 
 def plain_rhythm(options: PlanOptions) -> Rhythm:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, cast
 
 from skyctl.control.assignment import plan_assigned
+from skyctl.control.backend_choice import (
+    devices_in,
+    profile_over,
+    reason_for_ours,
+    replanned_choice,
+    uncarried,
+    weigh_gloo,
+    with_message_costs,
+)
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.compressed_sums import with_matrices
 from skyctl.control.corrections import estimate_profile, learn_corrections
@@ -35,9 +44,19 @@ from skyctl.control.schedule_choice import (
 )
 from skyctl.control.step_factors import with_measured_factors, with_observed_factors
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
-from skyctl.planner.api import plan
+from skyctl.planner.api import plan, predict
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.transformer_blocks import model_parts
+from skyctl.records.backend import AUTO as ANY_BACKEND
+from skyctl.records.backend import (
+    GLOO,
+    NCCL,
+    SKYCTL,
+    Backend,
+    BackendChoice,
+    BackendReason,
+    BackendRequest,
+)
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Parallel, Problem, SyncRoutes
@@ -69,6 +88,8 @@ class PlanOptions:
         whole_blocks: cut between transformer blocks only.
         named: refuse layers whose names do not say what they are, before any search.
         learn: use what runs have observed since the probe.
+        backend: what is to carry tensors between ranks; a choice: the one made for other plans of the same
+            comparison; None: the plan does not say, and reckons with what messages cost over ``skyctl``.
         beside_pipeline: where every device holds all layers, look at a pipeline for the same batch, too.
         left_out: forms that ``auto`` does not look at, and why.
     """
@@ -94,6 +115,7 @@ class PlanOptions:
     named: bool = False
     link_dtype: Sequence[LinkChoice] = ()
     learn: bool = True
+    backend: BackendRequest | BackendChoice | None = None
     beside_pipeline: bool = False
     left_out: Mapping[Parallel, str] = field(default_factory=dict)
 
@@ -188,11 +210,12 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
     """The best plan of the strategy over the schedules and numbers of microbatches that may be chosen.
 
     Raises:
+        InputError: the backend asked for carries no device's tensors.
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
     options = options.settled_form().with_chosen_schedule()
-    best = plan_best(problems_of(profile, options), options)
+    best = _plan_backend(profile, options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
     update = {
@@ -202,6 +225,86 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         "contradictions": tuple(one for one in doubts if {one.device, one.target or one.device} <= set(ids)),
     }
     return best.model_copy(update=update)
+
+
+def _plan_backend(profile: Profile, options: PlanOptions) -> Plan:
+    """The best plan over what is to carry its tensors, which it keeps."""
+    asked = options.backend
+    if asked is None:
+        return plan_best(problems_of(profile, options), options)
+    if asked == ANY_BACKEND:
+        return _plan_any_backend(profile, options)
+    named = asked.backend if isinstance(asked, BackendChoice) else cast("Backend", asked)
+    costs, unknown = profile_over(profile, named, options.only_nodes)
+    made = plan_best(problems_of(costs, options), options)
+    if named == NCCL and made.helpers:  # they sum in a processor's memory
+        options = replace(options, helpers=[], parallel=made.problem.parallel)
+        made = plan_best(problems_of(costs, options), options)
+    choice = replanned_choice(asked, made) if isinstance(asked, BackendChoice) else None
+    if choice is None:
+        known = GLOO if named == GLOO and not unknown else SKYCTL
+        choice = BackendChoice(backend=named, reason="asked", about=tuple(unknown), costs=known)
+    other = SKYCTL if choice.costs == GLOO else GLOO if choice.reason == "slower" else None
+    return _with_choice(made, choice, profile, options, other)
+
+
+def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
+    """The best plan over Gloo or NCCL, where nothing speaks for ours; else over ours, and what does.
+
+    Over Gloo it is searched for first; so there are two searches only where Gloo would be slower.
+    """
+    nodes = options.only_nodes
+    devices = [device for device in profile.devices if nodes is None or device.node in nodes]
+    names = [device.id for device in devices]
+    reason = _reason_for_ours(profile, options, names)
+    if reason is None and not uncarried(GLOO, names):
+        costs, unknown = profile_over(profile, GLOO, nodes)
+        if unknown:
+            reason = "unmeasured", tuple(unknown)
+        else:
+            made = plan_best(problems_of(costs, options), options)
+            ours_s = _step_over(SKYCTL, made, profile, options)
+            choice = weigh_gloo(made.predicted.iteration_s, ours_s, made.helpers)
+            if choice.backend == GLOO:
+                return made.model_copy(update={"backend": choice})
+            reason = choice.reason, choice.about
+    made = plan_best(problems_of(profile, options), options)
+    own = devices_in(made)
+    if uncarried(GLOO, names) and not uncarried(NCCL, own):  # of several kinds it has chosen one
+        reason = _reason_for_ours(profile, options, own, made.helpers)
+    if reason is None:
+        return made.model_copy(update={"backend": BackendChoice(backend=NCCL, reason="cuda")})
+    choice = BackendChoice(backend=SKYCTL, reason=reason[0], about=reason[1])
+    return _with_choice(made, choice, profile, options, GLOO if choice.reason == "slower" else None)
+
+
+def _reason_for_ours(
+    profile: Profile, options: PlanOptions, devices: Sequence[str], helpers: Sequence[str] = ()
+) -> tuple[BackendReason, tuple[str, ...]] | None:
+    return reason_for_ours(
+        encrypt=profile.encrypted,
+        pins=options.first_stage is not None or options.last_stage is not None,
+        helpers=[*(options.helpers or ()), *helpers],
+        devices=devices,
+        addresses={node.name: node.address for node in profile.nodes},
+    )
+
+
+def _with_choice(
+    made: Plan, choice: BackendChoice, profile: Profile, options: PlanOptions, other: Backend | None
+) -> Plan:
+    """The plan with that choice, and its step over another backend (None: over none)."""
+    if other is not None:
+        step_s = _step_over(other, made, profile, options)
+        choice = choice.model_copy(update={"alternative": other, "alternative_s": step_s})
+    return made.model_copy(update={"backend": choice})
+
+
+def _step_over(backend: Backend, made: Plan, profile: Profile, options: PlanOptions) -> float:
+    """Predicted seconds of a step of the same placement over that backend."""
+    costs, _ = profile_over(profile, backend, options.only_nodes)
+    [other] = problems_of(costs, replace(options, microbatches=made.problem.microbatches))
+    return predict(with_message_costs(made.problem, other), made).iteration_s
 
 
 def _compared(workload: WorkloadRef | None, profile: Profile) -> WorkloadRef | None:
@@ -242,7 +345,8 @@ def plan_run(
     problem = override_problem(problem, options, pin_first, pin_last, dtype)
     best = plan_best([with_measured_factors(problem, done)], options)
     kept = {"workload": plan.workload, "machines": plan.machines, "encrypted": plan.encrypted}
-    return best.model_copy(update=kept), words
+    backend = replanned_choice(plan.backend, best)
+    return best.model_copy(update={**kept, "backend": backend}), words
 
 
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:

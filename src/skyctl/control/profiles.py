@@ -35,6 +35,7 @@ def probe_cluster(
     link_selection: LinkSelection | None = None,
     refresh: bool = False,
     encrypt: bool = False,
+    gloo: bool = False,
     on_note: Callable[[str], None] = lambda _text: None,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
@@ -44,6 +45,7 @@ def probe_cluster(
             ``on_progress`` in words.
         refresh: measure everything, also what earlier profiles still say.
         encrypt: measure messages and links through TLS; then only profiles that were taken so count.
+        gloo: measure what messages cost over Gloo, too; under TLS it is left out.
         on_note: called with what the user should know of it, such as a number of microbatches left out.
 
     Raises:
@@ -76,6 +78,7 @@ def probe_cluster(
                 link_selection=link_selection,
                 earlier=() if refresh else earlier,
                 encrypt=encrypt,
+                gloo=gloo and not encrypt,
                 compare_cut=request is None or request.compare_cut,
             ),
             on_interrupt=unfinished.append,

@@ -19,6 +19,7 @@ from skyctl.errors import InfeasibleError, InputError, NodeError, SkyctlError, U
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.tree_layouts import pack_set
 from skyctl.planner.routes.route_names import name_routes
+from skyctl.records.backend import AUTO, SKYCTL, Backend, BackendChoice, BackendRequest
 from skyctl.records.cluster import split_device_id
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import SyncRoutes
@@ -58,12 +59,16 @@ def plan_sums(
     syncs: Sequence[SyncRoutes],
     sync_format: SyncFormat | None = None,
     helpers: Sequence[str] | None = None,
+    backend: BackendRequest | None = None,
 ) -> list[StrategyOutcome]:
     """A plan for each way to sum, under its name: a microbatch on the first device of each node.
 
-    ``helpers``: further nodes, which only help to sum.
+    Args:
+        helpers: further nodes, which only help to sum.
+        backend: what is to carry the gradients; with ``auto`` what the first plan comes to serves all.
 
     Raises:
+        InputError: the backend asked for carries no node's tensors.
         NodeError: one of these nodes was not measured.
     """
     first: dict[str, str] = {}
@@ -73,6 +78,9 @@ def plan_sums(
     require_all({failure.node: _not_measured(failure) for failure in failed})
     shares = [(first[node], 1) for node in nodes]
     found = []
+    chosen: BackendRequest | BackendChoice | None = backend
+    if helpers and backend == AUTO:
+        chosen = BackendChoice(backend=SKYCTL, reason="helpers", about=tuple(helpers))
     for sync in syncs:
         options = PlanOptions(
             parallel="data",
@@ -83,9 +91,12 @@ def plan_sums(
             only_nodes=[*nodes, *(helpers or ())],
             helpers=helpers if sync in HELPED else None,
             learn=False,
+            backend=chosen,
         )
         try:
-            found.append(StrategyOutcome(sync, plan_profile(profile, options, ref)))
+            made = plan_profile(profile, options, ref)
+            found.append(StrategyOutcome(sync, made))
+            chosen = made.backend if chosen == AUTO else chosen
         except (InfeasibleError, UndecidedError) as exc:
             undecided = isinstance(exc, UndecidedError)
             found.append(StrategyOutcome(sync, error=exc.message, undecided=undecided))
@@ -110,6 +121,7 @@ class SumFigures:
         nbytes: of the gradients, as they are sent.
         predicted_s, measured_s: from the last backward to the last byte of the sum, the median one.
         bound_mbit: no routes among these nodes carry more; None: not known.
+        backend: what carries the gradients; None: the plan does not say, or there is none.
         error: why there is no plan, or no measurement.
     """
 
@@ -120,6 +132,7 @@ class SumFigures:
     predicted_s: float | None = None
     measured_s: float | None = None
     bound_mbit: float | None = None
+    backend: Backend | None = None
     error: str | None = None
 
     @property
@@ -149,6 +162,7 @@ def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
                 predicted_s=plan.predicted.sync_s,
                 measured_s=None if done is None else done.sync_s,
                 bound_mbit=bounds[plan.sync.format],
+                backend=None if plan.backend is None else plan.backend.backend,
                 error=outcome.error,
             )
         )

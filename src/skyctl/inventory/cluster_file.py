@@ -18,7 +18,7 @@ from skyctl.inventory.yaml_document import (
 from skyctl.records.cluster import Cluster, Node
 
 DEFAULT_PATH = "cluster.yaml"
-TOP_KEYS = ("name", "defaults", "nodes", "groups")
+TOP_KEYS = ("name", "backend", "defaults", "nodes", "groups")
 NODE_KEYS = tuple(Node.model_fields)
 DEFAULT_KEYS = tuple(key for key in NODE_KEYS if key not in ("name", "host"))
 SSH_KEYS = ("host", "port", "user", "identity_file", "proxy_jump")
@@ -74,7 +74,12 @@ def parse_cluster(document: YamlDocument) -> Cluster:
         nodes[node.name] = node
     name = document.text(("name",), "name") if "name" in top else default_name(document.path)
     try:
-        return Cluster(name=name, nodes=tuple(nodes.values()), groups=_parse_groups(document, nodes))
+        return Cluster(
+            name=name,
+            nodes=tuple(nodes.values()),
+            groups=_parse_groups(document, nodes),
+            backend=top.get("backend"),
+        )
     except InvalidRecordError as exc:
         raise document.validation(exc, (), "the file") from exc
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from skyctl.records.backend import Backend
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
 
@@ -128,11 +129,12 @@ class Measurement(FileRecord):
     pipeline's last backward to the end of the gradients' sum, the median step; ``predicted_sync_s``: as the
     plan has it; None where there is one pipeline. ``owners``: where steps are rounds of several owners.
     ``mean_iteration_s``: with a parameter server, which is predicted in the long run, a step on average over
-    all devices.
+    all devices. ``backend``: what carried tensors between ranks, at the end of the run; None: the plan does
+    not say.
     """
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
-    version: Literal[6] = 6
+    version: Literal[7] = 7
     run_id: Name
     strategy: str
     steps: Seq[StepMeasurement]
@@ -150,6 +152,7 @@ class Measurement(FileRecord):
     predicted_sync_s: Seconds | None = since(5, None)
     owners: Seq[OwnerMeasurement] = since(6, ())
     mean_iteration_s: Seconds | None = since(6, None)
+    backend: Backend | None = since(7, None)
 
     @model_validator(mode="after")
     def _explains_its_replicas(self) -> Measurement:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from skyctl.errors import InputError
+from skyctl.records.backend import BackendChoice
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
 from skyctl.records.owners import check_local_steps
@@ -233,10 +234,11 @@ class Plan(FileRecord):
     ``pipeline_iteration_s``: the predicted step of a pipeline for the same batch, beside which a plan whose
     devices hold all layers each was looked at; None: it was not, or none was found.
     ``forms``: what each form came to, where the plan was chosen among several.
+    ``backend``: what carries tensors between its ranks; None: the plan does not say, and ``skyctl`` does.
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[11] = 11
+    version: Literal[12] = 12
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem
@@ -251,6 +253,7 @@ class Plan(FileRecord):
     sync: Sync | None = since(8, None)
     pipeline_iteration_s: Seconds | None = since(8, None)
     forms: Seq[FormOutcome] = since(10, ())
+    backend: BackendChoice | None = since(12, None)
 
     @property
     def stages(self) -> tuple[GridStage, ...]:

@@ -88,6 +88,11 @@ class Attempt:
         return self._ranks.collected if self._ranks is not None else None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its ranks have ended a step."""
+        return self.collected is not None and self.collected.reported > self.collected.first
+
+    @property
     def done_steps(self) -> int:
         """Steps that every rank has finished, those of earlier attempts included."""
         return self._ranks.collected.reported if self._ranks is not None else 0
@@ -134,7 +139,6 @@ class Attempt:
             weights=context.options.weights,
             recipe=context.request.recipe.to_dict(),
             trace=context.options.trace,
-            backend=context.options.backend,
         )
         self._specs = [self._with_limits(self._with_checkpoints(spec, origin)) for spec in made]
         self._ranks = self._make_ranks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skyctl.control.backend_choice import backend_of, describe_choice
 from skyctl.control.form_choice import DATA, PIPELINE
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
@@ -9,7 +10,7 @@ from skyctl.records.plan import Plan
 
 def change_notes(had: Plan, made: Plan) -> list[str]:
     """What a run that goes on with ``made`` in place of ``had`` does otherwise; most plans change nothing."""
-    notes = (_form_note(had, made), _rhythm_note(had, made), _alone_note(had, made))
+    notes = (_form_note(had, made), _rhythm_note(had, made), _alone_note(had, made), backend_note(had, made))
     return [note for note in (*notes, local_steps_note(had, made)) if note is not None]
 
 
@@ -24,6 +25,13 @@ def local_steps_note(had: Plan, made: Plan) -> str | None:
         f"local steps of a round are other ones now: {each}; round r begins at batch r times that number, so "
         "batches are left out or come again"
     )
+
+
+def backend_note(had: Plan, made: Plan) -> str | None:
+    """That something else carries tensors now, and why."""
+    if made.backend is None or backend_of(had) == backend_of(made):
+        return None
+    return describe_choice(made.backend, made.predicted.iteration_s)
 
 
 def _form_note(had: Plan, made: Plan) -> str | None:

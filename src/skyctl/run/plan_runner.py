@@ -13,9 +13,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from skyctl.control.backend_choice import (
+    check_backend_of_plan,
+    choice_at_addresses,
+    with_asked_backend,
+)
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import NodeError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
+from skyctl.records.backend import GLOO, SKYCTL
 from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
@@ -24,9 +30,8 @@ from skyctl.records.run_state import RunState
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.attempt import AdoptedRanks, Attempt
-from skyctl.run.backend import check_backend_of_plan
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
-from skyctl.run.change_notes import change_notes
+from skyctl.run.change_notes import backend_note, change_notes
 from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, update_attempt
 from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
@@ -72,7 +77,8 @@ def run_plan(
         RunError: a rank failed; its logs stay in the run's folder.
     """
     check_plan_fits(plan, cluster)
-    check_backend_of_plan(options.backend, plan, encrypt=options.encrypt)
+    plan = with_asked_backend(plan, options.backend)
+    check_backend_of_plan(plan, encrypt=options.encrypt)
     paths = RunPaths.new()
     state = RunState(
         run_id=paths.run_id,
@@ -126,6 +132,7 @@ class PlanRunner:
     ) -> None:
         self._sessions, self._options, self._sink, self._callbacks = sessions, options, sink, callbacks
         before = sink.state.attempts
+        plan = with_asked_backend(plan, options.backend)
         self._now = _CurrentAttempt(plan, "resumed" if resume else "launched", number=len(before) + 1)
         self._history = StepHistory.read(sink.paths.metrics) if before else StepHistory()
         self._from_checkpoint = resume
@@ -216,11 +223,12 @@ class PlanRunner:
 
     def _play_attempt(self, adopted: AdoptedRanks | None) -> Measurement | PlanChange:
         """Plays one attempt: the run's measurement, or what to go on with instead."""
+        if adopted is None:
+            self._settle_backend()
         plan = self._now.plan
         self._context.cluster = self._replanner.cluster
         check_plan_fits(plan, self._context.cluster)
-        options = self._context.options
-        check_backend_of_plan(options.backend, plan, encrypt=options.encrypt)
+        check_backend_of_plan(plan, encrypt=self._context.options.encrypt)
         refuse_trace(plan.problem.rhythm, trace=self._context.options.trace)
         if adopted is None:  # else a request to stop waits until the ranks can write a last checkpoint
             self._look_for_requests()
@@ -247,6 +255,21 @@ class PlanRunner:
         attempt.end()
         self._keep_for_later()
         return done
+
+    def _settle_backend(self) -> None:
+        """A backend chosen for private addresses gives way to ours where a node is reached elsewhere.
+
+        So it is looked at before each attempt: a name may lead somewhere else than when it was planned.
+        """
+        had = self._now.plan
+        if had.backend is None or had.backend.is_asked or had.backend.backend == SKYCTL:
+            return
+        with suppress(SkyctlError):  # whoever needs them next says what is wrong
+            there = self._context.addresses(nodes_in(had))
+            chosen = choice_at_addresses(had.backend, {name: there[name] for name in nodes_in(had)})
+            self._now.plan = had.model_copy(update={"backend": chosen})
+        if (note := backend_note(had, self._now.plan)) is not None:
+            self._callbacks.warn(note)
 
     def _keep_for_later(self) -> None:
         """The run has ended well: its last checkpoint stays on its nodes, and it is said what that is for."""
@@ -356,6 +379,8 @@ class PlanRunner:
         if wait_s is None:
             raise final_error(error, fault, self._restart_policy, self._resume_hint) from None
         plan = self._replanned(slowdowns, fault.apart if self._history.count else None)
+        if fault.kind in ("failed", "network") and (attempt is None or not attempt.has_begun):
+            plan = self._without_gloo(plan)
         next_one = restart_text(error, self._restart_policy, wait_s, nodes_in(plan), self._sink.state)
         self._callbacks.warn(f"attempt {self._now.number} of run {self._sink.paths.run_id} ended: {next_one}")
         self._now = _CurrentAttempt(plan, restart_reason(fault, error), number=self._now.number + 1)
@@ -376,6 +401,17 @@ class PlanRunner:
         made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint, apart)
         for note in change_notes(had, made):
             self._callbacks.note(note)
+        return made
+
+    def _without_gloo(self, plan: Plan) -> Plan:
+        """The plan over ours where Gloo was chosen, and ranks came to no step: not every network suits it."""
+        had = plan.backend
+        if had is None or had.is_asked or had.backend != GLOO:
+            return plan
+        made = plan.model_copy(
+            update={"backend": had.model_copy(update={"backend": SKYCTL, "reason": "failed", "about": ()})}
+        )
+        self._callbacks.note(str(backend_note(plan, made)))
         return made
 
     def _change_plan(self, change: PlanChange) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from skyctl.control.backend_choice import costs_of, profile_over, replanned_choice, uncarried
 from skyctl.control.corrections import Corrections
 from skyctl.control.form_choice import PIPELINE, in_form
 from skyctl.control.observations import gather_evidence, tells_layer_times
@@ -28,6 +29,7 @@ from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.planner.rounds.round_plan import plan_rounds_alone
+from skyctl.records.backend import GLOO, Backend
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem, SharedResource
@@ -102,10 +104,15 @@ def without_nodes(problem: Problem, lost: Mapping[str, str]) -> Problem:
 def replan(had: Plan, problem: Problem) -> Plan:
     """The best plan of ``problem`` by the strategy of ``had`` (for one of the user's own: the best there is).
 
+    A backend that the user has asked for keeps out devices whose tensors it does not carry; one that was
+    chosen gives way to ``skyctl`` where the plan has such. What messages cost stays as it was planned with.
+
     Raises:
         InfeasibleError: proved under every schedule, and for a pipeline; the message says what is short.
         UndecidedError: nothing was found in time.
     """
+    if had.backend is not None and had.backend.is_asked:
+        problem = _carried_by(had.backend.backend, problem)
     strategy = "optimal" if had.strategy == "assigned" else had.strategy
     options = PlanOptions(strategy=strategy, time_limit_s=REPLAN_TIME_LIMIT_S)
     try:
@@ -114,8 +121,25 @@ def replan(had: Plan, problem: Problem) -> Plan:
         found = _replan_roomier(had, problem, replace(options, strategy="optimal", schedule=AUTO))
     ids = {device.id for device in problem.devices}
     machines = tuple(one for one in had.machines if one.device in ids)
-    kept = {"workload": had.workload, "machines": machines, "encrypted": had.encrypted}
+    kept = {
+        "workload": had.workload,
+        "machines": machines,
+        "encrypted": had.encrypted,
+        "backend": replanned_choice(had.backend, found),
+    }
     return found.model_copy(update=kept)
+
+
+def _carried_by(backend: Backend, problem: Problem) -> Problem:
+    """The problem without devices whose tensors that backend does not carry."""
+    ids = [device.id for device in problem.devices]
+    wrong = uncarried(backend, ids)
+    if len(wrong) == len(ids):
+        raise InfeasibleError(
+            f"--backend {backend} carries the tensors of no device that is left: {', '.join(wrong)}",
+            hint="bring back a node that it serves; --backend skyctl carries those of any device",
+        )
+    return with_devices(problem, set(ids) - set(wrong)) if wrong else problem
 
 
 def _replan_roomier(had: Plan, problem: Problem, options: PlanOptions) -> Plan:
@@ -354,7 +378,7 @@ def _from_profile(name: str, plan: Plan, run: Problem, cluster: Cluster) -> Prob
         if run.parallel != PIPELINE and any(one.message_byte_s is None for one in devices):
             continue
         try:
-            made = _build_problem(gather_evidence(profile, profiles), run)
+            made = _build_problem(gather_evidence(profile, profiles), run, costs_of(plan))
         except (InputError, MismatchError):
             continue
         if len(made.layers) == len(plan.problem.layers):
@@ -380,15 +404,17 @@ def _from_measurement(
         spec,
         [plan.problem.microbatches],
         node_specs=told,
-        options=ProbeOptions(link_selection="none"),
+        options=ProbeOptions(link_selection="none", gloo=costs_of(plan) == GLOO),
     )
     if not profile.devices:
         why = profile.failures[0].error if profile.failures else "it has no device"
         raise NodeError(f"it could not be measured: {why}", node=name)
-    return _build_problem(profile, run)
+    return _build_problem(profile, run, costs_of(plan))
 
 
-def _build_problem(profile: Profile, run: Problem) -> Problem:
-    """The problem of that profile, asked as the run's own was."""
+def _build_problem(profile: Profile, run: Problem, costs: Backend) -> Problem:
+    """The problem of that profile, asked as the run's own was; ``costs``: over what messages go."""
+    if costs == GLOO and not uncarried(GLOO, [device.id for device in profile.devices]):
+        profile, _ = profile_over(profile, GLOO)
     made = build_problem(profile, run.microbatches, schedule=run.schedule, parallel=run.parallel)
     return with_observed_factors(made.model_copy(update={"rhythm": run.rhythm}), profile)

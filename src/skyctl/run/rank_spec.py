@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skyctl.control.backend_choice import backend_of
 from skyctl.errors import InputError, MismatchError
+from skyctl.records.backend import GLOO
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
-from skyctl.run.backend import GLOO, SKYCTL
 from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
 from skyctl.run.sum_spec import add_clocks, check_sums, equal_ring, group_sums, stale_patience, tie_sums
 from skyctl.schedule.actions import check_in_flight
@@ -131,7 +132,6 @@ def rank_specs(
     weights: bool = True,
     recipe: Mapping[str, Any] | None = None,
     trace: bool = False,
-    backend: str = SKYCTL,
 ) -> list[RankSpec]:
     """The ranks of all pipelines, in their order, and then the helpers'.
 
@@ -145,7 +145,7 @@ def rank_specs(
     structures = rank_structures(plan)
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
     placed = [split_device_id(device) for device in devices]
-    ring = equal_ring(plan) if backend == GLOO else None
+    ring = equal_ring(plan) if backend_of(plan) == GLOO else None
     for rank, (device, structure) in enumerate(zip(devices, structures, strict=True)):
         node_name, local = placed[rank]
         node = cluster.node(node_name)
@@ -156,7 +156,7 @@ def rank_specs(
         payload = {
             "run_id": run_id,
             "ranks": len(devices),
-            "backend": backend,
+            "backend": backend_of(plan),
             **structure,
             "device": local,
             "interface": node.interface,

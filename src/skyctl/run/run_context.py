@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from skyctl.checkpoint.replicator_events import ReplicationFailed
 from skyctl.control.training_request import TrainingRequest, shipped_data_changed
 from skyctl.errors import ProtocolError, SkyctlError
+from skyctl.records.backend import Backend
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.remote.agent_session import Session
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.remote.peer_addresses import find_peer_addresses
-from skyctl.run.backend import SKYCTL
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
 from skyctl.run.checkpoints.policy import RetentionPolicy
@@ -45,7 +45,7 @@ class RunOptions:
         ignore_changes: train on a cluster that is not what the plan was made for, too.
         encrypt: what passes between the stages, and checkpoints between nodes, go through TLS (a plan that
             was made so is always run so).
-        backend: what carries tensors between ranks (``run.backend``).
+        backend: what is to carry tensors between ranks, whatever the plan says; None: what it says.
         checkpoint_every: steps from one checkpoint to the next; 0: none; None: chosen
             (``checkpoints.policy.checkpoint_interval``).
         keep: checkpoints that are kept.
@@ -59,7 +59,7 @@ class RunOptions:
     trace: bool = False
     ignore_changes: bool = False
     encrypt: bool = False
-    backend: str = SKYCTL
+    backend: Backend | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     checkpoint_every: int | None = None
     keep: int = 2

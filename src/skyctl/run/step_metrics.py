@@ -281,6 +281,7 @@ def build_measurement(
         mean_iteration_s=_mean_iteration_s(collected, settled) if stale else None,
         validation=tuple(one for step, one in sorted(collected.validation.items()) if step < done),
         owners=measured_owners([collected.owner_figures(i) for i in range(collected.oldest, done)]),
+        backend=None if plan.backend is None else plan.backend.backend,
     )
 
 
@@ -398,6 +399,7 @@ class StepHistory:
             final_loss=loss,
             attempts=attempts,
             weights=weights,
+            backend=None if plan.backend is None else plan.backend.backend,
         )
         return self.of_all(empty, attempts)
 
