@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from skyctl.planner.api import plan
+from skyctl.records.backend import Backend, BackendChoice
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -50,10 +51,13 @@ def make_plan(form: str) -> Plan:
 
 
 def payloads(
-    form: str, workload: Any, steps: int, *, encrypt: bool, backend: str = "skyctl"
+    form: str, workload: Any, steps: int, *, encrypt: bool, backend: Backend = "skyctl"
 ) -> list[dict[str, Any]]:
     """By rank."""
     made = make_plan(form)
+    if backend != "skyctl":
+        chosen = BackendChoice(backend=backend, reason="asked")
+        made = made.model_copy(update={"backend": chosen})
     check_plan_fits(made, CLUSTER)
     specs = rank_specs(
         made,
@@ -64,7 +68,6 @@ def payloads(
         addresses=dict.fromkeys(NAMES, "127.0.0.1"),
         recipe={"total_steps": steps},
         weights=False,
-        backend=backend,
     )
     told = make_credentials(len(specs), peer_pairs(specs), encrypt=encrypt)
     return [{**spec.payload, **secret, "facts": False} for spec, secret in zip(specs, told, strict=True)]

@@ -57,6 +57,17 @@ def test_the_shipped_example_is_valid_and_shows_every_key() -> None:
     assert [key for key in NODE_KEYS if f"{key}:" not in path.read_text()] == []
 
 
+def test_a_cluster_file_may_say_what_carries_tensors() -> None:
+    assert cluster("nodes: [a]\n").backend is None
+    found = cluster("backend: gloo\nnodes: [a]\n")
+    assert found.backend == "gloo"
+    assert found.digest == cluster("nodes: [a]\n").digest  # its nodes are what they were
+    with pytest.raises(
+        InventoryError, match=r"cluster.yaml:1: .*backend.*'auto', 'gloo', 'nccl' or 'skyctl'"
+    ):
+        cluster("backend: mpi\nnodes: [a]\n")
+
+
 def test_a_local_node_takes_no_default_python_but_may_name_one() -> None:
     found = cluster(
         "defaults: {python: /opt/python}\nnodes:\n  - h\n  - {name: l, transport: local}\n"

@@ -9,15 +9,18 @@ import pytest
 from tests.control.profiles import device as measured_device
 from tests.control.profiles import profile as measured_profile
 
+from skyctl.control.backend_choice import check_backend_of_plan
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InfeasibleError
 from skyctl.files import save_profile
 from skyctl.planner.api import plan, verify
 from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
+from skyctl.run.change_notes import backend_note
 from skyctl.run.checkpoints import policy
 from skyctl.run.plan_update import (
     _from_profile,
@@ -164,6 +167,51 @@ def test_a_run_with_a_delay_says_nothing_of_how_fast_devices_are() -> None:
         had = plan(problem("a", "b", parallel="data", rhythm=rhythm))
         assert len(had.pipelines) == 2
         assert bool(observed_slowdowns(had, events)) == rhythm.is_synchronous
+
+
+def with_gpu(whole: Problem) -> Problem:
+    """The problem with a device of another kind, four times as fast."""
+    gpu = Device(id="gpu/cuda:0", flops_per_s=4e9, memory_bytes=None)
+    cost = (0.0025,) * len(whole.layers)
+    times = LayerTimes(forward_s=cost, backward_s=cost, optimizer_s=(0.0,) * len(whole.layers))
+    links = (
+        Link(source=s, target=t, latency_s=1e-4, bandwidth_bytes_per_s=1e7)
+        for one in whole.devices
+        for s, t in ((one.id, gpu.id), (gpu.id, one.id))
+    )
+    update = {
+        "devices": (*whole.devices, gpu),
+        "times": {**whole.times, gpu.id: times},
+        "links": (*whole.links, *links),
+    }
+    return whole.model_copy(update=update)
+
+
+@pytest.mark.parametrize(
+    ("reason", "backend", "left_out"), [("near", "skyctl", False), ("asked", "gloo", True)]
+)
+def test_a_device_that_gloo_does_not_carry_ends_no_run(
+    reason: BackendReason, backend: str, left_out: bool
+) -> None:
+    """What was chosen gives way to ours; what was asked for leaves such devices out."""
+    whole = problem("a", "b")
+    chosen = BackendChoice(backend="gloo", reason=reason, costs="gloo")
+    had = plan(whole).model_copy(update={"backend": chosen})
+    made = replan(had, with_gpu(whole))
+    assert ("gpu/cuda:0" in {stage.device for stage in made.placed_stages}) is not left_out
+    assert made.backend is not None
+    assert made.backend.backend == backend
+    check_backend_of_plan(made, encrypt=False)
+    assert (backend_note(had, made) is None) is left_out
+
+
+def test_an_asked_backend_that_carries_nothing_that_is_left_says_so() -> None:
+    both = with_gpu(problem("a"))
+    had = plan(problem("a", "b")).model_copy(
+        update={"backend": BackendChoice(backend="gloo", reason="asked")}
+    )
+    with pytest.raises(InfeasibleError, match="--backend gloo carries the tensors of no device that is left"):
+        replan(had, without_nodes(both, {"a": "it went black"}))
 
 
 def test_what_does_not_fit_any_more_says_what_is_short() -> None:

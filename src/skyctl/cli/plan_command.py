@@ -321,6 +321,7 @@ def _plan_from_profile(
     from skyctl.workload.shipped_files import digest_workload
 
     target = options.load()
+    backend = options.placement_backend(target.cluster, encrypt=options.encrypt)
     request = options.parse_request(workload, microbatches=options.microbatches)
     digest = digest_workload(request.spec)
     profile, path = find_profile(target.cluster, options.profile, request, digest)
@@ -332,7 +333,7 @@ def _plan_from_profile(
         last_stage=select_node_names(target.cluster, options.pin_last),
         helpers=parse_helpers(options.helper, target.cluster),
         only_nodes=[node.name for node in target.cluster.nodes],
-        backend=options.placement_backend(target.cluster, encrypt=options.encrypt),
+        backend=backend,
     )
     plan = plan_profile(profile, search, request.ref(digest))
     show_left_out(out, plan, profile)

@@ -124,8 +124,8 @@ class GlooProcessGroup(PlannedProcessGroup):
         _narrow_listeners(opened, list(allowed.values()))
         made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
         place = self._ring.index(self.rank())
-        self._gloo = _c10d.ProcessGroupGloo(store, place, self.size(), made)
-        with _new_sockets(address) as opened:
+        with _new_sockets(address) as opened:  # peers connect as soon as this one says where it is
+            self._gloo = _c10d.ProcessGroupGloo(store, place, self.size(), made)
             wait_for_all(
                 [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
             )

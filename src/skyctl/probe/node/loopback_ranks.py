@@ -12,7 +12,6 @@ from skyctl.errors import RunError
 from skyctl.transport.gloo_process_group import GlooProcessGroup
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.process_group import (
-    BACKEND,
     GLOO,
     PairOptions,
     PlannedProcessGroup,
@@ -21,6 +20,7 @@ from skyctl.transport.process_group import (
     wait_for_all,
 )
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.torch_backend import BACKEND
 
 HOST = "127.0.0.1"
 

@@ -38,7 +38,7 @@ from skyctl.probe.node.layer_windows import DistinctLayer  # noqa: E402
 from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
-from skyctl.transport.process_group import BACKEND, GLOO  # noqa: E402
+from skyctl.transport.process_group import GLOO  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
 from skyctl.workload.workload import Workload, load_workload  # noqa: E402
 from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402

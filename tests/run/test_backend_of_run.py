@@ -1,0 +1,96 @@
+"""A backend that was chosen gives way to ours where it does not serve; one that was asked for stays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.run.test_rank_spec import CLUSTER, make_plan
+
+from skyctl.control.backend_choice import with_asked_backend
+from skyctl.errors import NodeError
+from skyctl.records.backend import BackendChoice, BackendReason
+from skyctl.records.plan import Plan
+from skyctl.run.plan_runner import PlanRunner
+from skyctl.run.rank_spec import rank_specs
+
+BOTH = ("a/cpu:0", "b/cpu:0")
+
+
+def over_gloo(reason: BackendReason) -> Plan:
+    chosen = BackendChoice(backend="gloo", reason=reason, costs="gloo")
+    return make_plan(*BOTH).model_copy(update={"backend": chosen})
+
+
+def runner(plan: Plan, addresses: dict[str, str] | None = None) -> Any:
+    """As much of a ``PlanRunner`` as settles a backend. ``addresses``: None: they can't be found."""
+
+    def find(_needed: tuple[str, ...]) -> dict[str, str]:
+        if addresses is None:
+            raise NodeError("it has gone", node="a")
+        return addresses
+
+    said: list[str] = []
+    return SimpleNamespace(
+        _now=SimpleNamespace(plan=plan),
+        _context=SimpleNamespace(addresses=find),
+        _callbacks=SimpleNamespace(warn=said.append, note=said.append),
+        said=said,
+    )
+
+
+def settled(one: Any) -> str:
+    PlanRunner._settle_backend(one)
+    backend: str = one._now.plan.backend.backend
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("reason", "addresses", "backend"),
+    [
+        ("near", {"a": "10.0.0.1", "b": "203.0.113.9"}, "skyctl"),
+        ("near", {"a": "10.0.0.1", "b": "10.0.0.2"}, "gloo"),
+        ("near", None, "gloo"),
+        ("asked", {"a": "10.0.0.1", "b": "203.0.113.9"}, "gloo"),
+    ],
+)
+def test_addresses_are_looked_at_once_they_are_known(
+    reason: BackendReason, addresses: dict[str, str] | None, backend: str
+) -> None:
+    one = runner(over_gloo(reason), addresses)
+    assert settled(one) == backend
+    assert len(one.said) == (backend == "skyctl")
+    assert all("b are reached at an address that is not private" in text for text in one.said)
+
+
+@pytest.mark.parametrize(("reason", "backend"), [("near", "skyctl"), ("asked", "gloo")])
+def test_after_ranks_that_came_to_no_step_over_gloo_ours_is_tried(
+    reason: BackendReason, backend: str
+) -> None:
+    one = runner(over_gloo(reason))
+    made = PlanRunner._without_gloo(one, one._now.plan)
+    assert made.backend is not None
+    assert made.backend.backend == backend
+    assert len(one.said) == (backend == "skyctl")
+
+
+@pytest.mark.parametrize(
+    ("plan", "backend"),
+    [
+        (make_plan(*BOTH), "skyctl"),
+        (over_gloo("near"), "gloo"),
+        (with_asked_backend(over_gloo("near"), "skyctl"), "skyctl"),
+        (with_asked_backend(make_plan("a/cuda:0", "b/cuda:0"), "nccl"), "nccl"),
+    ],
+)
+def test_ranks_are_told_what_the_plan_says(plan: Plan, backend: str) -> None:
+    specs = rank_specs(
+        plan,
+        CLUSTER,
+        run_id="r",
+        steps=1,
+        workload={"a": {}, "b": {}},
+        addresses={"a": "10.0.0.1", "b": "10.0.0.2"},
+    )
+    assert {spec.payload["backend"] for spec in specs} == {backend}
