@@ -40,6 +40,7 @@ from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
 from skyctl.transport.process_group import GLOO  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
+from skyctl.transport.torch_backend import BACKEND  # noqa: E402
 from skyctl.workload.workload import Workload, load_workload  # noqa: E402
 from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
 
