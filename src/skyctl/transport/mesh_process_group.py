@@ -76,7 +76,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
     Args:
         rank, size: of this process, and of all.
         pairs: by rank, the connection to each other one.
-        timeout: for one collective.
+        timeout: for each transfer, waiting for the peer included.
     """
 
     def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection], timeout: timedelta) -> None:
