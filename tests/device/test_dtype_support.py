@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from skyctl.device import dtype_support
-from skyctl.device.dtype_support import ISA_VARIABLE, DtypeSupport, find_dtype_support, prepare_dtype
+from skyctl.device.dtype_support import (
+    ISA_VARIABLE,
+    DtypeSupport,
+    find_dtype_support,
+    prepare_dtype,
+    try_dtype,
+)
 from skyctl.errors import UnsupportedDtypeError
 
 from ..helpers.broken_processor import fake_torch
@@ -31,6 +37,16 @@ def test_this_processor_computes_in_it(tmp_path: Path) -> None:
     """With what the session's trial has found, so on both kinds."""
     found = find_dtype_support("bfloat16", tmp_path)
     assert found == DtypeSupport("bfloat16", works=True)
+
+
+def test_what_lies_in_the_working_folder_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have put it there (``/tmp``), or it is the user's own, named as one of Python's."""
+    for name in ("resource.py", "torch.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert try_dtype("float32") == DtypeSupport("float32", works=True)
 
 
 def test_the_instruction_set_that_works_is_found_and_kept(broken: Path, tmp_path: Path) -> None:

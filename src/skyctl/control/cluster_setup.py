@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skyctl.control.node_sessions import connect_nodes
 from skyctl.errors import SkyctlError
-from skyctl.files import home
+from skyctl.files import home, make_private
 from skyctl.inventory.environment_registry import read_environments
 from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
@@ -57,8 +57,11 @@ def set_up_cluster(
 
     Raises:
         InputError: ``wheels`` is no folder, or what is kept of earlier setups can't be read.
+        SkyctlError: what is made could not be kept here; nothing was made.
     """
     report = on_node or (lambda *_: None)
+    if not (remove or job.dry_run):
+        make_private(home())
     kept = read_environments(cluster.name).nodes
     with (
         WheelFetcher(wheels, job.index) as fetcher,

@@ -47,7 +47,9 @@ MOST_KEPT = 16
 """Machines (boots, Pythons, versions of torch) whose outcomes the file keeps."""
 
 TRIAL = """
-import resource, sys, warnings
+import sys
+sys.path[:] = [path for path in sys.path if path]  # nothing from the working folder
+import resource, warnings
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 warnings.simplefilter("ignore")
 import torch

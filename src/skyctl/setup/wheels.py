@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from skyctl.agent.module_command import module_command
 from skyctl.errors import InputError, SkyctlError, UnfitError
 from skyctl.files import home, make_private
 from skyctl.setup.node import environment_store, pip_runner
@@ -208,7 +209,7 @@ def _is_process_alive(pid: str) -> bool:
 
 def _local_pip_command() -> list[str]:
     if find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return module_command(sys.executable, "pip")
     wheel = pip_runner.bundled_pip_wheel()
     if wheel is None:
         raise SkyctlError(

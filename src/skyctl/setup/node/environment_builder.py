@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.module_command import module_command
 from skyctl.errors import UnfitError
 from skyctl.setup.node import environment_inspection, environment_store, pip_runner
 
@@ -166,7 +167,7 @@ def _inspection_fault(found: Mapping[str, Any]) -> str | None:
 def _create_venv(path: Path, request: BuildRequest, free: int | None) -> None:
     """``--without-pip``: pip is run from its wheel, so ``ensurepip`` need not be there."""
     done = subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(path)],
+        module_command(sys.executable, "venv", "--without-pip", str(path)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
