@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.compare.timeline import plan_timeline
 from skyctl.control.cluster_changes import (
-    ClusterChange,
     change_table,
     local_memory_changes,
     plan_changes,
@@ -126,7 +125,8 @@ class Attempt:
             ClusterChangedError: ranks on this machine need more memory together than is free; none begins.
         """
         context, plan = self._context, self._plan
-        self._check_local_memory()
+        if self._refuses_changes:
+            self._refuse_local_shortage()
         addresses = context.addresses(nodes_in(plan))
         context.callbacks.phase("shipping the workload")
         made = rank_specs(
@@ -318,20 +318,22 @@ class Attempt:
             return callbacks
         return with_early_deviation_note(callbacks, self._measurement)
 
-    def _check_facts(self, facts: Mapping[int, EnvironmentEvent]) -> None:
-        self._judge_changes(plan_changes(self._plan, facts))
+    @property
+    def _refuses_changes(self) -> bool:
+        """Only the first attempt does: later ones train on what is there, and it is said."""
+        return self._number == 1 and not self._context.options.ignore_changes
 
-    def _check_local_memory(self) -> None:
-        """Of ranks on this machine, before they are started: many of them fill it by being there."""
+    def _refuse_local_shortage(self) -> None:
+        """Of ranks on this machine, before they are started: many of them fill its memory by being there."""
         from skyctl.device.node_facts import host_memory
 
         nodes = [node.name for node in self._context.cluster.nodes if node.transport == "local"]
         free = host_memory(read_limits())["available_bytes"] - private_bytes()  # this process stays
-        self._judge_changes(local_memory_changes(self._plan, nodes, free))
+        refuse_changes(self._plan, local_memory_changes(self._plan, nodes, free))
 
-    def _judge_changes(self, found: Sequence[ClusterChange]) -> None:
-        """Only the first attempt refuses: later ones train on what is there."""
-        if self._number == 1 and not self._context.options.ignore_changes:
+    def _check_facts(self, facts: Mapping[int, EnvironmentEvent]) -> None:
+        found = plan_changes(self._plan, facts)
+        if self._refuses_changes:
             refuse_changes(self._plan, found)
         elif found:
             lines = "\n".join(change_table(found))
