@@ -12,6 +12,8 @@ from tests.faults.conftest import another, here, probed  # noqa: F401 - fixtures
 from tests.worker import driver as rank_driver
 from tests.worker.conftest import workload  # noqa: F401 - a fixture
 
+STALL_S = 40.0
+"""For ranks over Gloo, which has no sign of what is wrong."""
 ROWS = pytest.StashKey[list[Row]]()
 
 
@@ -28,7 +30,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Four that are this test's alone, whose end may be that they stall or die."""
-    pool = rank_driver.Pool(4, tmp_path_factory.mktemp("ranks"))
+    pool = rank_driver.Pool(4, tmp_path_factory.mktemp("ranks"), stall_s=STALL_S)
     try:
         yield pool
     finally:

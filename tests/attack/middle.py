@@ -41,7 +41,7 @@ class Middle:
         """A port that leads to that one.
 
         Args:
-            next_to: it is the next free one, as Gloo has the higher of two ports connect.
+            next_to: it is the next free one in the order by which Gloo decides which of two ranks connects.
         """
         door = _next_free(port) if next_to else socket.create_server((HERE, 0))
         self._sockets.append(door)
@@ -98,7 +98,8 @@ class Middle:
 
 
 def _next_free(port: int) -> socket.socket:
-    for other in range(port + 1, port + 100):
+    """In Gloo's order of ports, that of their bytes as the network has them, read the other way round."""
+    for other in (*range(port + 256, 1 << 16, 256), *range(port - 256, 1 << 14, -256)):
         with suppress(OSError):
             return socket.create_server((HERE, other))
     raise OSError(f"no port is free next to {port}")

@@ -34,8 +34,6 @@ ALTERED: dict[str, middle.Alterations] = {
     "cut": middle.cutting,
 }
 altered = pytest.mark.parametrize("alter", ALTERED)
-STALL_S = 20.0
-"""Of ranks that have trained before, so they have begun already; Gloo has no sign of what is wrong."""
 UNCHECKED = unpromised("nothing checks what passes over Gloo")
 both_ways = pytest.mark.parametrize("encrypt", [False, True], ids=["clear", "tls"])
 
@@ -191,10 +189,10 @@ def through(door: middle.Middle, over: Over) -> Callable[[int, str, int], tuple[
     return lambda _rank, host, port: door.between(host, port, next_to=over.backend == GLOO)
 
 
-def run(ranks: Any, over: Over, told: list[dict[str, Any]], *how: Any, **limits: float) -> Any:
+def run(ranks: Any, over: Over, told: list[dict[str, Any]], *how: Any) -> Any:
     """What came of ranks over that backend; where no rank gets any further, they have stalled."""
     over.happened = "stalled"
-    ended = ranks.run([{**one, "backend": over.backend} for one in told], *how, **limits)
+    ended = ranks.run([{**one, "backend": over.backend} for one in told], *how)
     kinds = {error["event"] for error in ended.errors.values()}
     over.happened = "process ended" if "exit" in kinds else "ended" if kinds else "unnoticed"
     return ended
@@ -261,7 +259,7 @@ def test_a_run_through_tls_ends_where_it_is_altered(
     door = between(middle.Middle, ALTERED[alter](20_000))
     encrypt, steps = (True, 1000) if over.backend == SKYCTL else (False, 200)
     told = payloads(form, workload(batch_size=8), steps, encrypt=encrypt)
-    ended = run(ranks, over, told, lambda *_: None, through(door, over), stall_s=STALL_S)
+    ended = run(ranks, over, told, lambda *_: None, through(door, over))
     all_name_peers(ended, "RunError")  # of those who have seen it, and not only lost a peer
     done = min(len(steps) for steps in ended.steps.values())
     assert 0 < done < 100

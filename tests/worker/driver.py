@@ -112,7 +112,8 @@ class Pool:
     """Processes that play ranks. ``prefix``: by number, what to put before a process's command.
 
     After a run in which nobody got any further there are new ones, so that the next one is not disturbed.
-    ``warnings``: what a warning is to them, as ``python -W`` takes it.
+    ``warnings``: what a warning is to them, as ``python -W`` takes it. ``stall_s``: how long none may say
+    anything new.
     """
 
     def __init__(
@@ -121,8 +122,10 @@ class Pool:
         folder: Path,
         prefix: Callable[[int], Sequence[str]] = lambda _number: (),
         warnings: str = "error",
+        stall_s: float = RUN_S,
     ) -> None:
         self._number, self._folder, self._prefix, self._warnings = number, folder, prefix, warnings
+        self._stall_s = stall_s
         self._start()
 
     def _start(self) -> None:
@@ -137,12 +140,10 @@ class Pool:
         payloads: list[Event],
         on_event: Callable[[Pool, int, Event], None] = lambda _pool, _rank, _event: None,
         route: Callable[[int, str, int], tuple[str, int]] = lambda _rank, host, port: (host, port),
-        stall_s: float = RUN_S,
     ) -> Outcome:
         """Plays the launcher until every rank has ended.
 
         ``route``: where the next rank is led that is to reach this one at that host and port.
-        ``stall_s``: how long no rank may say anything new.
         """
         outcome = Outcome()
         stored: dict[str, str] = {}
@@ -154,7 +155,7 @@ class Pool:
         open_ranks = set(range(len(payloads)))
         ready: dict[int, Event] = {}
         while open_ranks:
-            rank, event = self._next(open_ranks, stall_s)
+            rank, event = self._next(open_ranks)
             outcome.order.append((rank, event))
             kind = event["event"]
             if kind == "stored":
@@ -195,9 +196,9 @@ class Pool:
             on_event(self, rank, event)
         return outcome
 
-    def _next(self, open_ranks: set[int], stall_s: float) -> tuple[int, Event]:
+    def _next(self, open_ranks: set[int]) -> tuple[int, Event]:
         """The next event that is more than a sign of life; a hang is an error with every rank's traces."""
-        deadline = time.monotonic() + stall_s
+        deadline = time.monotonic() + self._stall_s
         while (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 rank, event = self.events.get(timeout=left_s)
@@ -206,7 +207,7 @@ class Pool:
         traces = "\n".join(f"rank {rank}:\n{self.processes[rank].traces()}" for rank in sorted(open_ranks))
         self.close()
         self._start()
-        raise AssertionError(f"no rank got any further for {stall_s:.0f} s\n{traces}")
+        raise AssertionError(f"no rank got any further for {self._stall_s:.0f} s\n{traces}")
 
     def close(self) -> None:
         for process in self.processes:
