@@ -35,6 +35,12 @@ def losses(measurement: Path) -> list[float]:
     return [step["loss"] for step in json.loads(measurement.read_text())["steps"]]
 
 
+def backend_of(measurement: Path) -> str | None:
+    """What carried tensors between its ranks; None: its plan does not say."""
+    found: str | None = json.loads(measurement.read_text()).get("backend")
+    return found
+
+
 def apart(runs: dict[str, list[float]]) -> float:
     """The largest relative difference of any step's loss from the one device's."""
     base = runs["alone"]
@@ -64,6 +70,7 @@ def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int) -> d
         "layers": {name: row["layers"] for name, row in rows.items()},
         "bound_s": rows["optimal"]["bound_s"],
         "loss_max_relative_difference": apart(runs),
+        "backend": {name: backend_of(out / f"{name}.measurement.json") for name in rows},
     }
     if long_steps:
         trained = skyctl("launch", out / "optimal.plan.json", "--steps", long_steps)

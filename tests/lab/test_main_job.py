@@ -46,7 +46,15 @@ def compared(cluster: Cluster) -> Path:
     out = cluster.folder / "compared"
     pipelines = ("--parallel", "pipeline", "--measure", "--steps", STEPS)
     cluster.run("compare", WORKLOAD, *SIZES, *pipelines, "-o", str(out))
+    backends = {backend_of(path) for path in out.glob("*.measurement.json")}
+    print(f"the main job ran over {', '.join(sorted(map(str, backends)))}")
     return out
+
+
+def backend_of(path: Path) -> str | None:
+    """What carried tensors in that measurement; None: its plan does not say."""
+    found: str | None = json.loads(path.read_text()).get("backend")
+    return found
 
 
 def losses(path: Path) -> list[float]:
