@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.run.test_rank_spec import CLUSTER, make_plan
 
-from skyctl.control.backend_choice import with_asked_backend
-from skyctl.errors import NodeError
+from skyctl.control.backend_choice import check_backend_of_plan, with_asked_backend
+from skyctl.errors import InputError, NodeError
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.plan import Plan
 from skyctl.run.plan_runner import PlanRunner
@@ -73,6 +73,16 @@ def test_after_ranks_that_came_to_no_step_over_gloo_ours_is_tried(
     assert made.backend is not None
     assert made.backend.backend == backend
     assert len(one.said) == (backend == "skyctl")
+
+
+def test_a_plan_that_chose_gloo_can_be_run_encrypted() -> None:
+    """As any other plan that was made without TLS; one that was asked for is refused."""
+    plan = with_asked_backend(over_gloo("near"), None, encrypt=True)
+    assert plan.backend is not None
+    assert (plan.backend.backend, plan.backend.reason) == ("skyctl", "encryption")
+    check_backend_of_plan(plan, encrypt=True)
+    with pytest.raises(InputError, match="--backend gloo does not go with --encrypt"):
+        check_backend_of_plan(with_asked_backend(over_gloo("asked"), None, encrypt=True), encrypt=True)
 
 
 @pytest.mark.parametrize(

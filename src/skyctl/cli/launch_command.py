@@ -111,7 +111,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     refuse_trace(plan.problem.rhythm, trace=options.trace)
     check_plan_fits(plan, target.cluster)
     backend = options.backend_of_run(plan, target.cluster)
-    plan = with_asked_backend(plan, backend)
+    plan = with_asked_backend(plan, backend, encrypt=options.encrypt)
     check_backend_of_plan(plan, encrypt=options.encrypt)
     if plan.workload is None:
         raise InputError(

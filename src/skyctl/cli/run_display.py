@@ -293,6 +293,8 @@ def show_measurement(out: Output, measured: Measurement, unit: str = "step") -> 
             f"note: a {unit} under {SHORT_STEP_S * 1000:.0f} ms is mostly overhead of messages and layers, "
             "which the prediction knows only roughly"
         )
+    if measured.backend is not None and len(measured.replicas) > 1:
+        out.line(f"tensors went over {measured.backend}")
     out.line(_loss_text(measured, unit))
     show_validation(out, measured.validation, unit)
     if measured.owners:

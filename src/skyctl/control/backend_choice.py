@@ -103,9 +103,16 @@ def uncarried(backend: Backend, devices: Iterable[str]) -> list[str]:
     return [] if kind is None else [device for device in devices if device_kind(device) != kind]
 
 
-def with_asked_backend(plan: Plan, backend: Backend | None) -> Plan:
-    """The plan, to be run over a backend that the user names; None: over its own."""
+def with_asked_backend(plan: Plan, backend: Backend | None, *, encrypt: bool = False) -> Plan:
+    """The plan, to be run over a backend that the user names; None: over its own.
+
+    Args:
+        encrypt: its run is; then what was chosen for the plan, and not asked for, gives way to ours.
+    """
     had = plan.backend
+    if backend is None and encrypt and had is not None and had.backend in KINDS and not had.is_asked:
+        ours = BackendChoice(backend=SKYCTL, reason="encryption", costs=had.costs)
+        return plan.model_copy(update={"backend": ours})
     if backend is None or (had is not None and had.is_asked and had.backend == backend):
         return plan
     chosen = BackendChoice(backend=backend, reason="asked", costs=costs_of(plan))

@@ -77,7 +77,7 @@ def run_plan(
         RunError: a rank failed; its logs stay in the run's folder.
     """
     check_plan_fits(plan, cluster)
-    plan = with_asked_backend(plan, options.backend)
+    plan = with_asked_backend(plan, options.backend, encrypt=options.encrypt)
     check_backend_of_plan(plan, encrypt=options.encrypt)
     paths = RunPaths.new()
     state = RunState(
@@ -132,7 +132,7 @@ class PlanRunner:
     ) -> None:
         self._sessions, self._options, self._sink, self._callbacks = sessions, options, sink, callbacks
         before = sink.state.attempts
-        plan = with_asked_backend(plan, options.backend)
+        plan = with_asked_backend(plan, options.backend, encrypt=options.encrypt)
         self._now = _CurrentAttempt(plan, "resumed" if resume else "launched", number=len(before) + 1)
         self._history = StepHistory.read(sink.paths.metrics) if before else StepHistory()
         self._from_checkpoint = resume
