@@ -190,11 +190,6 @@ def through(door: middle.Middle, over: Over) -> Callable[[int, str, int], tuple[
     return lambda _rank, host, port: door.between(host, port, next_to=over.backend == GLOO)
 
 
-def ranks_of(request: pytest.FixtureRequest, over: Over) -> Any:
-    """Over Gloo of this test alone, as they may not be of use afterwards."""
-    return request.getfixturevalue("ranks" if over.backend == SKYCTL else "fresh_ranks")
-
-
 def run(ranks: Any, over: Over, told: list[dict[str, Any]], *how: Any) -> Any:
     """What came of ranks over that backend; where no rank gets any further, they have stalled."""
     over.happened = "stalled"
@@ -221,6 +216,7 @@ def all_name_peers(ended: Any, *types: str) -> None:
 )
 def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
     request: pytest.FixtureRequest,
+    ranks: Any,
     workload: Workloads,
     between: Callable[..., Any],
     form: str,
@@ -228,7 +224,8 @@ def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
     encrypt: bool,
 ) -> None:
     over.attempt = "in the middle: delayed, then cut"
-    ranks = ranks_of(request, over)
+    if over.backend == GLOO:  # they may be of no use afterwards
+        ranks = request.getfixturevalue("fresh_ranks")
     door = between(middle.Middle, middle.delaying(1, 0.004))
     calm = ranks.run(payloads(form, workload(batch_size=8), 3, encrypt=False))
     assert not calm.errors, calm.errors
@@ -258,6 +255,7 @@ def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
 @altered
 def test_a_run_through_tls_ends_where_it_is_altered(
     request: pytest.FixtureRequest,
+    ranks: Any,
     workload: Workloads,
     between: Callable[..., Any],
     over: Over,
@@ -266,7 +264,8 @@ def test_a_run_through_tls_ends_where_it_is_altered(
 ) -> None:
     """What was trained before is as it would have been. Over Gloo there is no TLS."""
     over.attempt = f"in the middle, skyctl under TLS: {alter}"
-    ranks = ranks_of(request, over)
+    if over.backend == GLOO:  # they may be of no use afterwards
+        ranks = request.getfixturevalue("fresh_ranks")
     calm = ranks.run(payloads(form, workload(batch_size=8), 100, encrypt=False))
     door = between(middle.Middle, ALTERED[alter](20_000))
     encrypt, steps = (True, 1000) if over.backend == SKYCTL else (False, 200)
