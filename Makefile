@@ -18,7 +18,7 @@ help:
 	@echo "make test           the tests, about 8 minutes; without root the lab tests are left out"
 	@echo "make test-all       those that take long or measure as well (what CI runs): half an hour"
 	@echo "make matrix         the fault matrix over real SSH (docs/faults.md), and all of what CI takes a sample of: half an hour, needs root"
-	@echo "make attack         strangers, a man in the middle, lying nodes, other users (docs/security.md); needs root"
+	@echo "make attack         strangers, a man in the middle, lying nodes, other users, over both backends (docs/security.md); needs root"
 	@echo "make chaos          100 runs with faults drawn at random (docs/faults.md); goes on where it stopped; needs root"
 	@echo "make behaviour      everything that was recorded of what commands do, compared: about 20 minutes"
 	@echo "make check          linters, types, import contracts, links in the documents"
@@ -53,7 +53,7 @@ test-all: $(STAMP)
 matrix: $(STAMP)
 	$(BIN)/python -m pytest -m matrix $(ARGS)
 
-# The adversary's suite: what stands in tests/attack, the long tests included. As root.
+# The adversary's suite: what stands in tests/attack, the long tests included. As root. What came of it over each backend: build/attack.md.
 attack: $(STAMP)
 	$(BIN)/python -m pytest tests/attack $(ARGS)
 

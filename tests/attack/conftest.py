@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from tests.attack.backends import BACKENDS, GLOO, Over, Row, row_of, write_report
 from tests.faults.conftest import another, here, probed  # noqa: F401 - fixtures of a whole command
+from tests.helpers.processes import PATIENCE_S
 from tests.worker import driver as rank_driver
 from tests.worker.conftest import workload  # noqa: F401 - a fixture
 
-STALL_S = 40.0
-"""For ranks over Gloo, which has no sign of what is wrong."""
 ROWS = pytest.StashKey[list[Row]]()
 
 
@@ -30,7 +29,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Four that are this test's alone, whose end may be that they stall or die."""
-    pool = rank_driver.Pool(4, tmp_path_factory.mktemp("ranks"), stall_s=STALL_S)
+    pool = rank_driver.Pool(4, tmp_path_factory.mktemp("ranks"))
+    pool.stall_s = PATIENCE_S  # they begin with the test
     try:
         yield pool
     finally:
@@ -55,8 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     if Path(__file__).parent in item.path.parents and report.when == "call":
-        rows = item.config.stash.setdefault(ROWS, [])
-        rows.append(row_of(item, getattr(item, "funcargs", {}).get("over"), report))
+        row = row_of(item, getattr(item, "funcargs", {}).get("over"), report)
+        item.config.stash.setdefault(ROWS, []).append(row)
+        if row.backend:  # at once: what has come of it is there if the tests are cut off
+            write_report([row])
     return report
 
 

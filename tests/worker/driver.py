@@ -112,8 +112,9 @@ class Pool:
     """Processes that play ranks. ``prefix``: by number, what to put before a process's command.
 
     After a run in which nobody got any further there are new ones, so that the next one is not disturbed.
-    ``warnings``: what a warning is to them, as ``python -W`` takes it. ``stall_s``: how long none may say
-    anything new.
+    ``warnings``: what a warning is to them, as ``python -W`` takes it.
+
+    ``stall_s`` (an attribute): how long none of them may say anything new.
     """
 
     def __init__(
@@ -122,10 +123,9 @@ class Pool:
         folder: Path,
         prefix: Callable[[int], Sequence[str]] = lambda _number: (),
         warnings: str = "error",
-        stall_s: float = RUN_S,
     ) -> None:
         self._number, self._folder, self._prefix, self._warnings = number, folder, prefix, warnings
-        self._stall_s = stall_s
+        self.stall_s = RUN_S
         self._start()
 
     def _start(self) -> None:
@@ -198,7 +198,7 @@ class Pool:
 
     def _next(self, open_ranks: set[int]) -> tuple[int, Event]:
         """The next event that is more than a sign of life; a hang is an error with every rank's traces."""
-        deadline = time.monotonic() + self._stall_s
+        deadline = time.monotonic() + self.stall_s
         while (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 rank, event = self.events.get(timeout=left_s)
@@ -207,7 +207,7 @@ class Pool:
         traces = "\n".join(f"rank {rank}:\n{self.processes[rank].traces()}" for rank in sorted(open_ranks))
         self.close()
         self._start()
-        raise AssertionError(f"no rank got any further for {self._stall_s:.0f} s\n{traces}")
+        raise AssertionError(f"no rank got any further for {self.stall_s:.0f} s\n{traces}")
 
     def close(self) -> None:
         for process in self.processes:
