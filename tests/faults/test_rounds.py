@@ -132,7 +132,7 @@ def test_an_owners_machines_are_a_pipeline_and_figures_are_by_owner(
 ) -> None:
     plan = json.loads((nodes.folder / "owners.json").read_text())
     assert [len(pipeline["stages"]) for pipeline in plan["pipelines"]] == [1, 1, 2]
-    assert plan["version"] == 11
+    assert plan["version"] == 12
     nodes.run("verify", "owners.json", code=0)
     told = nodes.run("launch", "owners.json", "--dry-run", "--steps", "9", code=0).stdout
     assert "rank 3 on" in told

@@ -182,14 +182,14 @@ class BackendOptions:
             autocompletion=complete_choices("auto", "gloo", "nccl", "skyctl"),
             help="What carries tensors between ranks: skyctl's own connections, torch's Gloo between CPUs or "
             "NCCL between CUDA devices (both in the clear), or auto: Gloo or NCCL where they do. Default: "
-            "backend: in cluster.yaml, else skyctl.",
+            "backend: in cluster.yaml, else auto.",
         ),
     ] = None
 
     def requested_backend(
         self, cluster: Cluster | None, *, encrypt: bool, pins: bool = False, helpers: bool = False
-    ) -> BackendRequest | None:
-        """The backend asked for, on the command line or in the cluster file; None: neither names one.
+    ) -> BackendRequest:
+        """The backend asked for, on the command line or in the cluster file, or the default.
 
         Raises:
             InputError: there is none of that name, or it can't do what else was asked for.
@@ -200,12 +200,10 @@ class BackendOptions:
         if self.backend is not None:
             asked = cast("BackendRequest", require_choice("--backend", self.backend, BACKEND_REQUESTS))
         else:
-            named = cluster.backend if cluster is not None else None
-            asked = named or DEFAULT_BACKEND  # type: ignore[assignment]
-        if asked is not None:
-            check_backend(asked, encrypt=encrypt, pins=pins, helpers=helpers)
-            if cluster is not None:
-                check_backend_of_cluster(asked, cluster)
+            asked = (cluster.backend if cluster is not None else None) or DEFAULT_BACKEND
+        check_backend(asked, encrypt=encrypt, pins=pins, helpers=helpers)
+        if cluster is not None:
+            check_backend_of_cluster(asked, cluster)
         return asked
 
 

@@ -15,8 +15,8 @@ GLOO: Backend = "gloo"
 NCCL: Backend = "nccl"
 AUTO: BackendRequest = "auto"
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-DEFAULT_BACKEND: BackendRequest | None = None
-"""Where neither an option nor the cluster file names one; None: ``skyctl``, and no plan speaks of it."""
+DEFAULT_BACKEND: BackendRequest = AUTO
+"""Where neither an option nor the cluster file names one."""
 BACKEND_REQUESTS: tuple[BackendRequest, ...] = get_args(BackendRequest)
 
 BackendReason = Literal[
