@@ -92,7 +92,7 @@ def test_a_script_with_arguments_groups_its_own_rates_and_metrics(here) -> None:
     done = here.run(*asked, "--json")
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
-    assert (measured["version"], len(measured["replicas"])) == (4, 2)
+    assert (measured["version"], len(measured["replicas"])) == (7, 2)
     assert [one["step"] for one in measured["validation"]] == [1, 3]
     folder = Path(measured["weights"]).parent
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

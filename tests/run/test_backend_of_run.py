@@ -85,6 +85,16 @@ def test_a_plan_that_chose_gloo_can_be_run_encrypted() -> None:
         check_backend_of_plan(with_asked_backend(over_gloo("asked"), None, encrypt=True), encrypt=True)
 
 
+def test_a_plan_that_chose_gloo_may_be_given_another_device() -> None:
+    """By hand, say; and nobody is told of an option that was never given."""
+    chosen = over_gloo("near").backend
+    plan = make_plan("a/cpu:0", "b/cuda:7").model_copy(update={"backend": chosen})
+    settled_plan = with_asked_backend(plan, None)
+    assert settled_plan.backend is not None
+    assert (settled_plan.backend.backend, settled_plan.backend.about) == ("skyctl", ("b/cuda:7",))
+    check_backend_of_plan(settled_plan, encrypt=False)
+
+
 @pytest.mark.parametrize(
     ("plan", "backend"),
     [

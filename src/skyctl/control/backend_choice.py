@@ -106,13 +106,17 @@ def uncarried(backend: Backend, devices: Iterable[str]) -> list[str]:
 def with_asked_backend(plan: Plan, backend: Backend | None, *, encrypt: bool = False) -> Plan:
     """The plan, to be run over a backend that the user names; None: over its own.
 
+    What was chosen for it, and not asked for, gives way to ours where it does not carry all devices.
+
     Args:
-        encrypt: its run is; then what was chosen for the plan, and not asked for, gives way to ours.
+        encrypt: its run is; then it gives way, too.
     """
     had = plan.backend
     if backend is None and encrypt and had is not None and had.backend in KINDS and not had.is_asked:
         ours = BackendChoice(backend=SKYCTL, reason="encryption", costs=had.costs)
         return plan.model_copy(update={"backend": ours})
+    if backend is None and had is not None and not had.is_asked and uncarried(had.backend, devices_in(plan)):
+        return plan.model_copy(update={"backend": replanned_choice(had, plan)})
     if backend is None or (had is not None and had.is_asked and had.backend == backend):
         return plan
     chosen = BackendChoice(backend=backend, reason="asked", costs=costs_of(plan))
