@@ -22,7 +22,7 @@ def test_equal_shares_run_and_are_traced(tmp_path: Path) -> None:
     done = run_in(tmp_path, "launch", "train.py", *sized, "--steps", "4", "--trace", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["version"] == 5
+    assert found["version"] == 7
     assert found["sync_s"] > 0
     assert found["predicted_sync_s"] is not None
     assert [replica["device"] for replica in found["replicas"]] == ["a/cpu:0", "b/cpu:0"]
