@@ -47,10 +47,10 @@ def apart(runs: dict[str, list[float]]) -> float:
     return max(abs(a - b) / abs(b) for run in runs.values() for a, b in zip(run, base, strict=True))
 
 
-def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int) -> dict[str, Any]:
+def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int, backend: str) -> dict[str, Any]:
     """The whole job in a lab that is up."""
     folder, skyctl = bench.folder, bench.skyctl
-    sizes = ("--batch-size", job["batch"], "--microbatches", job["microbatches"])
+    sizes = ("--batch-size", job["batch"], "--microbatches", job["microbatches"], "--backend", backend)
     skyctl("check")
     skyctl("probe", job["workload"], *sizes, "--refresh")
     out = folder / "compared"
@@ -85,12 +85,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small model and a few steps")
     parser.add_argument("--steps", type=int, help="steps under each plan (default 30; quick: 5)")
     parser.add_argument("--long-steps", type=int, help="steps of the long run (default 150; quick: 0)")
+    parser.add_argument("--backend", default="auto", help="what carries tensors (default: auto)")
     parser.add_argument("--keep", type=Path, help="a folder to keep the comparison in (plots, plans)")
     given = parser.parse_args()
     steps = given.steps or (5 if given.quick else 30)
     long_steps = given.long_steps if given.long_steps is not None else (0 if given.quick else 150)
     with lab(LAB) as bench:
-        print(json.dumps(measure(bench, SMALL if given.quick else FULL, steps, long_steps)))
+        print(json.dumps(measure(bench, SMALL if given.quick else FULL, steps, long_steps, given.backend)))
         if given.keep is not None:
             shutil.copytree(bench.folder / "compared", given.keep, dirs_exist_ok=True)
 

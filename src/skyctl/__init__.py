@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from skyctl.planner.api import Verdict, plan, predict, verify
     from skyctl.records.plan import Plan, Prediction
     from skyctl.records.problem import Problem
+    from skyctl.worker.replicas import replicas
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Verdict",
     "plan",
     "predict",
+    "replicas",
     "verify",
 ]
 
@@ -37,6 +39,7 @@ _HOME = {
     "predict": "skyctl.planner.api",
     "verify": "skyctl.planner.api",
     "Verdict": "skyctl.planner.api",
+    "replicas": "skyctl.worker.replicas",
 }
 
 

@@ -11,7 +11,7 @@ from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs
+from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs, replica_sets
 
 from ..helpers.hybrid_plans import hybrid_plan, summed_at
 
@@ -69,5 +69,5 @@ def payloads(
         recipe={"total_steps": steps},
         weights=False,
     )
-    told = make_credentials(len(specs), peer_pairs(specs), encrypt=encrypt)
+    told = make_credentials(len(specs), peer_pairs(specs), replica_sets(specs), encrypt=encrypt)
     return [{**spec.payload, **secret, "facts": False} for spec, secret in zip(specs, told, strict=True)]

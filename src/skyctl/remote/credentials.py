@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 SECRET_BYTES = 16
 
 
-def make_credentials(ranks: int, pairs: Sequence[tuple[int, int]], *, encrypt: bool) -> list[dict[str, Any]]:
+def make_credentials(
+    ranks: int,
+    pairs: Sequence[tuple[int, int]],
+    replicas: Iterable[Sequence[int]] = (),
+    *,
+    encrypt: bool,
+) -> list[dict[str, Any]]:
     """What each rank is told, in rank order.
 
     ``secrets``: by rank what it shares with that peer in this attempt, and with nobody else. To encrypt also
-    ``tls``: a certificate and its key (PEM), the same for all.
+    ``tls``: a certificate and its key (PEM), the same for all. ``replica_secret``: what it shares with all
+    others that hold its layers; None: there are none.
 
     Args:
         pairs: the ranks that exchange tensors with each other.
+        replicas: those that hold the same layers, by set.
     """
     shared = {"tls": make_tls_certificate()} if encrypt else {}
     peers: list[dict[str, str]] = [{} for _ in range(ranks)]
     for one, other in pairs:
         peers[one][str(other)] = peers[other][str(one)] = secrets.token_hex(SECRET_BYTES)
-    return [{"secrets": told, **shared} for told in peers]
+    known: dict[int, str] = {}
+    for alike in replicas:
+        known |= dict.fromkeys(alike, secrets.token_hex(SECRET_BYTES))
+    return [{"secrets": told, "replica_secret": known.get(rank), **shared} for rank, told in enumerate(peers)]
 
 
 def make_tls_certificate() -> dict[str, str]:

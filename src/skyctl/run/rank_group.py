@@ -29,7 +29,15 @@ from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_reports import RankReports
-from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, peer_pairs, rank_task_name
+from skyctl.run.rank_spec import (
+    RankSpec,
+    holding_specs,
+    last_ranks,
+    owners_of,
+    peer_pairs,
+    rank_task_name,
+    replica_sets,
+)
 from skyctl.run.rendezvous import Rendezvous
 from skyctl.run.step_metrics import StepCollector
 from skyctl.run.sum_claims import Claims, describe_claim, wrong_ranks
@@ -104,7 +112,9 @@ class RankGroup:
         """
         self._callbacks.phase(f"starting {len(self.specs)} ranks")
         self._monitor.begin()
-        told = make_credentials(len(self.specs), peer_pairs(self.specs), encrypt=self._encrypt)
+        told = make_credentials(
+            len(self.specs), peer_pairs(self.specs), replica_sets(self.specs), encrypt=self._encrypt
+        )
         for spec, credentials in zip(self.specs, told, strict=True):  # they go over the sessions only
             payload = {**spec.payload, **credentials}
             task = self._sessions[spec.node].start_task(RANK_MODULE, payload, name=rank_task_name(spec.rank))

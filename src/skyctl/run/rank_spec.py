@@ -16,6 +16,7 @@ from skyctl.errors import InputError, MismatchError
 from skyctl.records.backend import GLOO
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
+from skyctl.run.replica_spec import replica_structures
 from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
 from skyctl.run.sum_spec import add_clocks, check_sums, equal_ring, group_sums, stale_patience, tie_sums
 from skyctl.schedule.actions import check_in_flight
@@ -84,6 +85,11 @@ def peer_pairs(specs: Sequence[RankSpec]) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def replica_sets(specs: Sequence[RankSpec]) -> set[tuple[int, ...]]:
+    """The sets of ranks that hold the same layers."""
+    return {tuple(spec.payload["replicas"]["ranks"]) for spec in holding_specs(specs)}
+
+
 def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
     """Refuses a plan that its schedule or the cluster's devices do not allow.
 
@@ -145,6 +151,7 @@ def rank_specs(
     structures = rank_structures(plan)
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
     placed = [split_device_id(device) for device in devices]
+    replicas = replica_structures(plan)
     ring = equal_ring(plan) if backend_of(plan) == GLOO else None
     for rank, (device, structure) in enumerate(zip(devices, structures, strict=True)):
         node_name, local = placed[rank]
@@ -189,6 +196,7 @@ def rank_specs(
             "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, rank, is_first=is_first, is_last=is_last),
             "compare_batches": compares_batches(plan),
+            "replicas": {**replicas[rank], "address": addresses[node_name]},
         }
         ranks.append(RankSpec(rank, node_name, device, payload))
     return ranks

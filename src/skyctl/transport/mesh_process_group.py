@@ -63,11 +63,13 @@ class MeshOptions:
         address: at which the others reach this rank; None: the one on the route to ``MASTER_ADDR``, and on
             loopback without one.
         identity: the TLS certificate of all ranks; None: nothing is encrypted.
+        interface: the network interface to use; None: the one on the route to each peer.
     """
 
     secret: bytes | None = None
     address: str | None = None
     identity: TlsIdentity | None = None
+    interface: str | None = None
 
 
 class MeshProcessGroup(SkyctlProcessGroup):
@@ -77,7 +79,13 @@ class MeshProcessGroup(SkyctlProcessGroup):
         rank, size: of this process, and of all.
         pairs: by rank, the connection to each other one.
         timeout: for each transfer, waiting for the peer included.
+
+    Attributes:
+        rehearses: nothing is exchanged, and each rank counts as having what this one has: a user's code is
+            tried out, perhaps on tensors without values, and not by all ranks alike.
     """
+
+    rehearses = False
 
     def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection], timeout: timedelta) -> None:
         super().__init__(rank, size, pairs)
@@ -118,7 +126,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
                     identity=options.identity,
                 )
         group = cls(rank, size, pairs, made.timeout)
-        group.connect(made.store, PairOptions(hosts, {}, ready_s=made.timeout.total_seconds()))
+        told = PairOptions(hosts, {}, options.interface, ready_s=made.timeout.total_seconds())
+        group.connect(made.store, told)
         return group
 
     def shutdown(self) -> None:
@@ -231,6 +240,11 @@ class MeshProcessGroup(SkyctlProcessGroup):
         own = self.rank()
 
         def run() -> None:
+            if self.rehearses:
+                for one in received.values():
+                    one.copy_(sent.get(own, one))
+                then()
+                return
             landing = {
                 rank: one if one.is_contiguous() else one.contiguous() for rank, one in received.items()
             }
@@ -249,6 +263,9 @@ class MeshProcessGroup(SkyctlProcessGroup):
 
     def _reduce_in_ring(self, tensor: Tensor, op: Any) -> None:
         """Each rank's part goes round and is reduced by all in turn; then the reduced parts go round."""
+        if self.rehearses:
+            _reduce_into(tensor, [tensor.clone() for _ in range(self.size())], op)
+            return
         size, rank = self.size(), self.rank()
         following, before = (rank + 1) % size, (rank - 1) % size
         flat = tensor.contiguous().view(-1)
@@ -280,7 +297,11 @@ class MeshProcessGroup(SkyctlProcessGroup):
     def _call(self, action: Callable[[], None], result: Sequence[Tensor]) -> CollectiveWork:
         """Has the group's thread do that once the calls before it are done."""
         future: Future[None] = Future()
-        self._calls.put((action, future))
+        if self.rehearses:  # here: modes such as that of tensors without values are a thread's own
+            action()
+            future.set_result(None)
+        else:
+            self._calls.put((action, future))
         return CollectiveWork(future, result, self._timeout)
 
     def _run_calls(self) -> None:

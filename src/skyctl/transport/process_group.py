@@ -150,7 +150,7 @@ class PlannedProcessGroup(dist.ProcessGroup):
         """The error where a collective over all ranks of a run is asked for."""
         return RunError(
             f"{name} over all ranks of a run is refused: they hold other layers, or none, and never call it",
-            hint="ask for what concerns this rank alone; skyctl itself sums gradients and the loss",
+            hint="group=skyctl.replicas(), asked for in model(), is of those that hold the same layers",
         )
 
     def no_peer(self, rank: int) -> RunError:

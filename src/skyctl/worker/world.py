@@ -24,6 +24,7 @@ from skyctl.worker import clock_offset
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
+from skyctl.worker.replicas import ReplicaPlace, close_replicas, end_offer, offer_replicas
 from skyctl.worker.trace_recorder import TraceRecorder
 
 _c10d: Any = dist  # Store is not in torch's type stubs
@@ -122,7 +123,27 @@ class World:
         timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
         group: Any = join(self._store, int(payload["rank"]), int(payload["ranks"]), self._options, timeout_s)
         self._group, self._is_member = group, True
+        offer_replicas(self._replica_place(timeout_s), validates=self._validates)
         self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in self._hosts.items()}
+
+    @property
+    def _validates(self) -> bool:
+        return (self._payload.get("recipe") or {}).get("validate_every") is not None
+
+    def _replica_place(self, timeout_s: float) -> ReplicaPlace | None:
+        """Who holds this rank's layers, too; None: it holds none."""
+        told = self._payload.get("replicas")
+        if told is None:
+            return None
+        return ReplicaPlace(
+            tuple(map(int, told["ranks"])),
+            str(self._payload["replica_secret"]).encode(),
+            str(told["address"]),
+            self._options.interface,
+            self._options.identity,
+            timeout_s,
+            told["unlike"],
+        )
 
     def connect(self) -> None:
         """Connects to all peers at the same time, measures how far they are, and compares clocks.
@@ -132,6 +153,7 @@ class World:
             RunError: the interface named has no address.
         """
         assert self._group is not None, "join() first"
+        end_offer()
         self._group.connect(self._store, self._options)
         wait_for_all([run_in_thread(peer.measure_latency) for peer in self.peers.values()])
         self.compare_clocks("start")
@@ -162,6 +184,7 @@ class World:
         Args:
             graceful: only once the peers close too.
         """
+        close_replicas(graceful=graceful)
         if self._group is not None:
             self._group.close(graceful=graceful)
         if self._is_member and not graceful:

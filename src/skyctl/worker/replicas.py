@@ -1,0 +1,146 @@
+"""The ranks that hold the same layers as this one, as a process group for a user's own collectives.
+
+The world of a run has other stages and helpers in it, which never call what a user's ``model()`` or ``loss``
+calls. Those of the same stage do, if they make equally many microbatches in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from skyctl.errors import RunError
+from skyctl.transport.mesh_process_group import MeshOptions
+from skyctl.transport.process_group import join_alone
+from skyctl.transport.torch_backend import BACKEND
+
+_REASONS: Mapping[str, Callable[[Any], str]] = {
+    "rhythm": lambda _: "its replicas go on without each other (--local-steps, --staleness or --owners)",
+    "stages": lambda cuts: "its pipelines are cut at different layers: " + _listed(cuts, _cut),
+    "microbatches": lambda counts: f"its replicas make {_listed(counts, str)} microbatches a step",
+    "order": lambda _: "its replicas order forwards and backwards differently (--schedule, or recomputing)",
+}
+"""Why replicas would not call the same, of the figures in ``run.replica_spec``."""
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """What a rank is told of its replicas.
+
+    Attributes:
+        ranks: all that hold its layers, in order, itself included.
+        secret: what they share, and nobody else.
+        address: at which the others reach this rank's machine.
+        interface: the network interface to use; None: the one on the route to each.
+        identity: the TLS certificate of all ranks; None: nothing is encrypted.
+        timeout_s: for each transfer, waiting for the peer included.
+        unlike: why they would not call the same collectives; None: they would.
+    """
+
+    ranks: tuple[int, ...]
+    secret: bytes
+    address: str
+    interface: str | None
+    identity: Any
+    timeout_s: float
+    unlike: Mapping[str, Any] | None
+
+
+class _Here:
+    """Of this process: its place, the group once it is asked for, and whether it is too late for that."""
+
+    place: ReplicaPlace | None = None
+    group: Any = None
+    is_late = False
+    validates = False
+
+
+def replicas() -> dist.ProcessGroup:
+    """The process group of the ranks that hold the same layers as this one, for collectives of your own.
+
+    Ask for it in ``model()``, or while the file is loaded: ranks can't find each other once training has
+    begun; until then its collectives exchange nothing. Each replica must call the same collectives in the same order, as with any group. It is of the
+    backend ``skyctl`` and connects each replica with each, whatever carries the run's own tensors.
+
+    Where the plan has one pipeline, and outside a run (``probe``, ``plan``, ``check``), it has one rank. In a
+    script that is none of skyctl's, it is the group of all ranks.
+
+    Raises:
+        RunError: replicas make unequal numbers of microbatches, are cut differently, or go on without each
+            other, so that a collective would wait for ever; training has begun; or the run validates, which
+            only one pipeline does.
+    """
+    if _Here.group is None:
+        _Here.group = _make_group()
+    return cast("dist.ProcessGroup", _Here.group)
+
+
+def offer_replicas(place: ReplicaPlace | None, *, validates: bool) -> None:
+    """Says who this rank's replicas are: ``replicas`` may be asked for from now on.
+
+    Args:
+        place: None: nobody's; it holds no layers.
+        validates: the run does.
+    """
+    _Here.place, _Here.group, _Here.is_late, _Here.validates = place, None, False, validates
+
+
+def end_offer() -> None:
+    """From now on ranks can't meet any more; a group that is there stays, and its collectives are meant."""
+    _Here.is_late = True
+    if _Here.group is not None:
+        _Here.group.rehearses = False
+
+
+def close_replicas(*, graceful: bool = False) -> None:
+    """Closes the group's connections; whatever waits on them ends. Idempotent."""
+    if _Here.group is not None:
+        _Here.group.close(graceful=graceful)
+
+
+def _make_group() -> Any:
+    place = _Here.place
+    if place is None:
+        join_alone()
+        if dist.get_world_size() > 1:
+            return dist.group.WORLD
+        return dist.new_group([0], backend=BACKEND, pg_options=cast("Any", MeshOptions()))
+    if place.unlike is not None:
+        why = _REASONS[str(place.unlike["reason"])](place.unlike["figures"])
+        raise RunError(
+            f"skyctl.replicas() has no group in this run: {why}, and a collective would wait for ever",
+            hint="--parallel data --strategy even makes replicas alike, if the microbatches divide evenly",
+        )
+    if _Here.validates and len(place.ranks) > 1:
+        raise RunError(
+            "skyctl.replicas() does not go with --validate-every: one pipeline alone validates",
+            hint="leave --validate-every out, and compare the checkpoints' loss afterwards",
+        )
+    if _Here.is_late:
+        raise RunError(
+            "skyctl.replicas() was first called once training had begun, when ranks can't find each other",
+            hint="call it in model(), and keep what it returns",
+        )
+    told = MeshOptions(place.secret, place.address, place.identity, place.interface)
+    group: Any = dist.new_group(
+        list(place.ranks),
+        timedelta(seconds=place.timeout_s),
+        BACKEND,
+        cast("Any", told),
+        use_local_synchronization=True,
+    )
+    group.rehearses = True  # what the loss and layers give is found out first, by each rank for itself
+    return group
+
+
+def _listed(figures: list[Any], word: Callable[[Any], str]) -> str:
+    *others, last = (word(one) for one in figures)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _cut(stages: list[tuple[int, int]]) -> str:
+    return "+".join(f"{start}–{stop}" for start, stop in stages)
