@@ -17,7 +17,8 @@ from skyctl.control.backend_choice import (
     profile_over,
     replanned_choice,
 )
-from skyctl.control.plan_creation import PlanOptions, plan_profile
+from skyctl.control.plan_creation import PlanOptions
+from skyctl.control.profile_planning import plan_profile
 from skyctl.control.sum_benchmark import plan_sums
 from skyctl.errors import InputError
 from skyctl.records.backend import BackendChoice, BackendReason

@@ -112,15 +112,13 @@ def with_asked_backend(plan: Plan, backend: Backend | None, *, encrypt: bool = F
         encrypt: its run is; then it gives way, too.
     """
     had = plan.backend
-    if backend is None and encrypt and had is not None and had.backend in KINDS and not had.is_asked:
-        ours = BackendChoice(backend=SKYCTL, reason="encryption", costs=had.costs)
-        return plan.model_copy(update={"backend": ours})
-    if backend is None and had is not None and not had.is_asked and uncarried(had.backend, devices_in(plan)):
-        return plan.model_copy(update={"backend": replanned_choice(had, plan)})
-    if backend is None or (had is not None and had.is_asked and had.backend == backend):
-        return plan
-    chosen = BackendChoice(backend=backend, reason="asked", costs=costs_of(plan))
-    return plan.model_copy(update={"backend": chosen})
+    if backend is None:
+        chosen = _given_way(had, plan, encrypt=encrypt)
+    elif had is not None and had.is_asked and had.backend == backend:
+        chosen = had
+    else:
+        chosen = BackendChoice(backend=backend, reason="asked", costs=costs_of(plan))
+    return plan if chosen is had else plan.model_copy(update={"backend": chosen})
 
 
 # --- which one is chosen
@@ -190,12 +188,22 @@ def replanned_choice(had: BackendChoice | None, plan: Plan) -> BackendChoice | N
 
     What a user asked for stays. What was chosen stays where it carries all devices, else ours takes over.
     """
-    if had is None or had.is_asked:
+    chosen = _given_way(had, plan)
+    if chosen is None or chosen.is_asked:
+        return chosen
+    return chosen.model_copy(update={"alternative": None, "alternative_s": None})
+
+
+def _given_way(had: BackendChoice | None, plan: Plan, *, encrypt: bool = False) -> BackendChoice | None:
+    """The choice, or ours in its place if nobody asked for it and it can't carry the plan's tensors."""
+    if had is None or had.is_asked or had.backend == SKYCTL:
         return had
-    kept = had.model_copy(update={"alternative": None, "alternative_s": None})
+    ours: dict[str, Any] = {"backend": SKYCTL, "alternative": None, "alternative_s": None}
+    if encrypt:
+        return had.model_copy(update={**ours, "reason": "encryption", "about": ()})
     if wrong := uncarried(had.backend, devices_in(plan)):
-        return kept.model_copy(update={"backend": SKYCTL, "reason": "devices", "about": tuple(wrong)})
-    return kept
+        return had.model_copy(update={**ours, "reason": "devices", "about": tuple(wrong)})
+    return had
 
 
 def choice_at_addresses(had: BackendChoice | None, addresses: Mapping[str, str]) -> BackendChoice | None:

@@ -63,8 +63,9 @@ def replicas() -> dist.ProcessGroup:
     """The process group of the ranks that hold the same layers as this one, for collectives of your own.
 
     Ask for it in ``model()``, or while the file is loaded: ranks can't find each other once training has
-    begun; until then its collectives exchange nothing. Each replica must call the same collectives in the same order, as with any group. It is of the
-    backend ``skyctl`` and connects each replica with each, whatever carries the run's own tensors.
+    begun. Until then its collectives exchange nothing. Each replica must call the same collectives in the
+    same order, as with any group. It is of the backend ``skyctl`` and connects each replica with each,
+    whatever carries the run's own tensors.
 
     Where the plan has one pipeline, and outside a run (``probe``, ``plan``, ``check``), it has one rank. In a
     script that is none of skyctl's, it is the group of all ranks.
