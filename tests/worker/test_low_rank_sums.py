@@ -40,9 +40,9 @@ class Reference:
 
     def __init__(self, rank: int, ranks: int, shapes: Sequence[Sequence[tuple[int, ...]]] = SHAPES) -> None:
         self.rank, self.ranks, self.shapes = rank, ranks, shapes
-        self.forget()
+        self.reset_residuals()
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         self.errors: dict[tuple[int, int], list[Tensor | float]] = {}
         self.q: dict[tuple[int, int], Tensor] = {}
 
@@ -221,7 +221,7 @@ def test_what_is_left_out_is_sent_later() -> None:
 def test_residuals_are_dropped_together() -> None:
     """As where a checkpoint is written: the steps after it are those of a run that begins there."""
     given = make_gradients(5, 2)
-    found = sum_steps(star(2), given, after=lambda step, sync: sync.forget() if step == 1 else None)
+    found = sum_steps(star(2), given, after=lambda step, sync: sync.reset_residuals() if step == 1 else None)
     fresh = sum_steps(star(2), given[2:])
     for mine, theirs in zip(found[0][2:], fresh[0], strict=True):
         for a, b in zip(mine, theirs, strict=True):

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHT_GRADIENTS, actions
+from skyctl.schedule.actions import BACKWARD, FORWARD, WEIGHT_GRADIENTS, actions
 from skyctl.worker.batches import split_inputs, split_targets
-from skyctl.worker.delayed_sync import DelayedSync
-from skyctl.worker.gradient_sync import GradientSync, SyncReport
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
-from skyctl.worker.predicted_weights import PredictedWeights
+from skyctl.worker.progress import Progress
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
-from skyctl.worker.stale_sync import StaleSync
-from skyctl.worker.trace_recorder import SUM, TraceRecorder
+from skyctl.worker.step_report import StepReport
+from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.update_rules import EachStep
 from skyctl.workload.structures import map_tensors
 
 Tensor = torch.Tensor
@@ -31,50 +30,6 @@ Tensor = torch.Tensor
 
 def _do_nothing() -> None:
     """What is called where there is nothing to do."""
-
-
-@dataclass
-class StepReport:
-    """One step of one stage; a step's events are made of it (``training_loop``).
-
-    Attributes:
-        forward_s, backward_s, optimizer_s: the layers' own time (the loss's counts as forward).
-        weight_s: the part of ``backward_s`` that was deferred (W of ``zero-bubble``).
-        idle_s, transfer_s: waiting for a neighbour, and for the network (see ``messages``).
-        sync_s: where pipelines sum their gradients, from this stage's last backward to the end of the sum
-            that is then waited for; also in ``idle_s`` (until all have begun it) and ``transfer_s``.
-        loss: on the last stage, the mean over the batch, or this pipeline's part of it.
-        grad_norm: where gradients are clipped, the global norm before; of the last ones that were applied.
-        ahead: with a parameter server, by how many clocks it was ahead of the slowest when it might go on.
-        is_last: the pipeline ends with this step.
-        is_applied: the step's own gradients are applied at its end; with a delay they may not be yet.
-        repeats: how often its microbatches were made again (``gradient_sync``); all other figures are of all.
-        local_steps, samples, own_loss: of a round (``local_rounds``), the steps that were made in it, the
-            samples that count, and on the last stage the mean loss of this pipeline alone.
-        total_samples: that count of all pipelines.
-        input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
-            the seconds on the way.
-    """
-
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    weight_s: float = 0.0
-    optimizer_s: float = 0.0
-    idle_s: float = 0.0
-    transfer_s: float = 0.0
-    sync_s: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    ahead: int | None = None
-    is_last: bool = False
-    is_applied: bool = True
-    repeats: int = 0
-    local_steps: int | None = None
-    samples: int | None = None
-    total_samples: int | None = None
-    own_loss: float | None = None
-    input_messages_s: list[float] = field(default_factory=list)
-    gradient_messages_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -86,15 +41,9 @@ class Executor:
         batch_size: samples of the step's whole batch; None: those microbatches are all there are.
         in_flight: how many microbatches the stage keeps between forward and backward.
         deferred_weights: under ``zero-bubble``, how many microbatches the weight gradients lag behind.
-        optimizer: None for a stage without parameters.
-        phase: what it is doing, for an error's message.
-        waiting: whether it waits for a message just now.
+        rule: updates the weights after a step's last backward.
+        progress: told what it is doing, and when it waits.
         is_told_to_end: the stage before has said that the run ends.
-        sync: sums the gradients with those of other pipelines, or pushes them to a parameter server.
-        before_update: called between the last backward, with its sum, and the optimizer's step; with a
-            parameter server before the push.
-        after_delayed_update: called after an update by the gradients of the step before.
-        predicted: with a delay, the weights that steps are computed with; None: those that there are.
         recorder: told what was done when, where a trace is wanted.
     """
 
@@ -104,18 +53,13 @@ class Executor:
     microbatch_sizes: Sequence[int]
     schedule: str
     in_flight: int
-    optimizer: torch.optim.Optimizer | None
+    rule: EachStep
+    progress: Progress
     is_last: bool
     device: torch.device
     deferred_weights: int = 0
     batch_size: int | None = None
-    phase: str = "the first step"
-    waiting: bool = False
     is_told_to_end: bool = False
-    sync: GradientSync | StaleSync | None = None
-    before_update: Callable[[StepReport], None] | None = None
-    after_delayed_update: Callable[[], None] = _do_nothing
-    predicted: PredictedWeights | None = None
     recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
     _while_waiting: Callable[[], None] = _do_nothing
@@ -132,7 +76,7 @@ class Executor:
         stop_requested: Callable[[], bool] = lambda: False,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> StepReport:
-        """One step: every microbatch forward and backward (with its weight gradients), then the optimizer.
+        """One step: every microbatch forward and backward (with its weight gradients), then the update.
 
         Args:
             next_batch: gives the whole batch's inputs and targets; asked by the first and the last stage
@@ -141,7 +85,7 @@ class Executor:
                 is the last step.
             while_waiting: called once, before the first wait for a gradient, or at the end if there is none.
         """
-        self.phase = f"step {step}"
+        self.progress.phase = f"step {step}"
         report = StepReport()
         if self.recorder is not None:
             self.recorder.begin(step)
@@ -149,20 +93,11 @@ class Executor:
             receiver.begin(step, len(self.microbatch_sizes))
         batch = self._fetch(next_batch)
         self._while_waiting = while_waiting
-        if self.sync is not None:
-            self.sync.start_step()
-        if self.predicted is not None:
-            report.optimizer_s += self.timer.run(self.predicted.enter).wall_s
+        self.rule.start_step(step, report)
         self._run_microbatches(step, batch, report, stop_requested)
-        if self.predicted is not None:
-            report.optimizer_s += self.timer.run(self.predicted.leave).wall_s
-        if isinstance(self.sync, DelayedSync) and self.sync.delays(step):
-            self._update_later(self.sync, step, report)
-        else:
-            while self.sync is not None and self._sum_gradients(self.sync, step, report):
-                report.repeats += 1
-                self._run_microbatches(step, batch, report, stop_requested)
-            self._update(step, report)
+        while self.rule.finish(step, report):
+            report.repeats += 1
+            self._run_microbatches(step, batch, report, stop_requested)
         if self.is_last:
             report.loss = float(sum(loss.item() for loss in self._losses))
         self._use_waiting()
@@ -170,11 +105,20 @@ class Executor:
             self.recorder.end()
         return report
 
+    def average_figures(self, step: int) -> None:
+        """Gives all holders of these layers the mean of their norms' running figures."""
+        self.rule.average_figures(step)
+
+    def reset_residuals(self) -> None:
+        """Drops what a checkpoint does not hold, as a run that resumes here has none of it."""
+        self.rule.reset_residuals()
+
     def drain(self) -> None:
         """Waits until everything that was sent has left."""
-        self.phase = "sending the last gradients"
+        self.progress.phase = "sending the last gradients"
         for sender in self.stage_io.senders:
             sender.drain()
+        self.rule.drain()
 
     def _run_microbatches(
         self, step: int, batch: tuple[Any, Any], report: StepReport, stop_requested: Callable[[], bool]
@@ -183,26 +127,25 @@ class Executor:
         self._losses.clear()
         inputs, targets = self._split(batch)
         final = len(self.microbatch_sizes) - 1
-        taker = self.sync if self.sync is not None and self.sync.by_microbatch else None
         last_kind = WEIGHT_GRADIENTS if self.stage.defers_weights else BACKWARD
         for kind, microbatch in self._actions:
             if kind == FORWARD:
-                self.phase = f"step {step}, forward of microbatch {microbatch}"
+                self.progress.phase = f"step {step}, forward of microbatch {microbatch}"
                 if inputs is not None and microbatch == final:
                     report.is_last = report.is_last or stop_requested()
                 self._forward(step, microbatch, inputs, targets, report)
             elif kind == BACKWARD:
-                self.phase = f"step {step}, backward of microbatch {microbatch}"
+                self.progress.phase = f"step {step}, backward of microbatch {microbatch}"
                 if self.stage_io.output_gradients is not None:
                     self._use_waiting()
-                if self.sync is not None and microbatch == final:
-                    self.sync.begin(step, early=not self.stage.defers_weights)
+                if microbatch == final:
+                    self.rule.begin(step, early=not self.stage.defers_weights)
                 self._backward(step, microbatch, report)
             else:
-                self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
+                self.progress.phase = f"step {step}, weight gradients of microbatch {microbatch}"
                 self._weights(microbatch, report)
-            if taker is not None and kind == last_kind and microbatch != final:
-                report.backward_s += self.timer.run(taker.end_microbatch).wall_s
+            if self.rule.by_microbatch and kind == last_kind and microbatch != final:
+                report.backward_s += self.timer.run(self.rule.end_microbatch).wall_s
             for receiver in self.stage_io.receivers:
                 receiver.refill()
 
@@ -221,7 +164,7 @@ class Executor:
         Layers and losses may overwrite them. So where the step may need them again, they are copies.
         """
         inputs, targets = batch
-        if self.sync is not None and self.sync.by_microbatch:
+        if self.rule.by_microbatch:
             inputs, targets = map_tensors(torch.clone, inputs), map_tensors(torch.clone, targets)
         return (
             split_inputs(inputs, self.microbatch_sizes, self.device)
@@ -288,85 +231,9 @@ class Executor:
         report.backward_s += seconds
         report.weight_s += seconds
 
-    def _sum_gradients(self, sync: GradientSync | StaleSync, step: int, report: StepReport) -> bool:
-        """After the last backward: gradients become the sums of all pipelines', which end together.
-
-        Returns whether all of them must make the step's microbatches again first.
-        """
-        if sync.updates_weights:
-            self._prepare_update(step, report)
-        self.phase = f"step {step}, the sum of the gradients"
-        self.waiting = True
-        found = sync.finish(is_last=report.is_last)
-        self.waiting = False
-        self._count_sum(found, report)
-        report.sync_s, report.ahead = found.sync_s, found.ahead
-        report.is_last = found.is_last
-        return found.repeats
-
-    def _update_later(self, sync: DelayedSync, step: int, report: StepReport) -> None:
-        """With a delay: the update by the step before's gradients, and where the step settles its own.
-
-        The step's own sum begins before either, and goes on beside the next step.
-        """
-        stops, report.is_last = report.is_last, False
-        self.phase = f"step {step}, the sum of the step before"
-        self.waiting = True
-        earlier = sync.change_over(step, is_last=stops)
-        self.waiting = False
-        report.sync_s = 0.0
-        if earlier is not None:
-            self._count_sum(earlier, report)
-            report.sync_s += earlier.sync_s
-            report.is_last = earlier.is_last
-            if self.predicted is not None:
-                report.optimizer_s += self.timer.run(self.predicted.keep).wall_s
-            self._update(step, report)
-            self.after_delayed_update()
-        report.is_applied = report.is_last or sync.settles(step)
-        if report.is_applied:
-            self.phase = f"step {step}, the sum of the gradients"
-            self.waiting = True
-            own = sync.settle()
-            self.waiting = False
-            self._count_sum(own, report)
-            report.sync_s += own.sync_s
-            report.is_last = report.is_last or own.is_last
-            self._update(step, report)
-            if self.predicted is not None:
-                self.predicted.forget()
-
-    def _count_sum(self, found: SyncReport, report: StepReport) -> None:
-        """Adds what was waited for a sum to the step's figures."""
-        report.idle_s += found.idle_s
-        report.transfer_s += found.transfer_s
-        if self.recorder is not None:
-            self.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
-
-    def _update(self, step: int, report: StepReport) -> None:
-        """Before the next step: the gradients' norm, and the optimizer."""
-        if self.sync is None or not self.sync.updates_weights:
-            self._prepare_update(step, report)
-        self.phase = f"step {step}, optimizer"
-        if self.optimizer is not None:
-            seconds = self.timer.run(self._step_optimizer).wall_s
-            self._record(OPTIMIZER, 0, seconds)
-            report.optimizer_s += seconds
-
-    def _prepare_update(self, step: int, report: StepReport) -> None:
-        if self.before_update is not None:
-            self.phase = f"step {step}, the gradients' norm"
-            self.before_update(report)
-
-    def _step_optimizer(self) -> None:
-        assert self.optimizer is not None
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
     def _receive(self, receiver: MessageReceiver, microbatch: int, report: StepReport) -> ReceivedMessage:
-        self.waiting = True
-        message = receiver.receive(microbatch)
-        self.waiting = False
+        with self.progress.waits():
+            message = receiver.receive(microbatch)
         report.idle_s += message.idle_s
         report.transfer_s += message.transfer_s
         if message.idle_s > 0.0:

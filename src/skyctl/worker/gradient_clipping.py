@@ -19,11 +19,11 @@ from torch import nn
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.errors import RunError
 from skyctl.transport.work import Work
-from skyctl.worker.executor import Executor, StepReport
-from skyctl.worker.peer import FIRST_STREAM_TAG, Neighbours, Peer
+from skyctl.worker.peer import Neighbours, Peer
+from skyctl.worker.progress import Progress
+from skyctl.worker.step_report import StepReport
 from skyctl.worker.trace_recorder import CLIP, TraceRecorder
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
-from skyctl.workload.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -37,10 +37,10 @@ class GradientClipper:
         parameters: the stage's; those without a gradient count nothing.
         counted_elsewhere: those of them whose copies an earlier stage counts; they are scaled only.
         max_norm: as in ``torch.nn.utils.clip_grad_norm_`` (2-norm).
+        share: of the batch that the gradients are of; they are clipped to that share of the norm.
         tag: a tag that no other message between two stages has; the one after it is taken too.
         layers: what to call the stage's layers in an error.
         recorder: told of the clipping and of the waiting for it, where a trace is wanted.
-        on_wait: called with True when it begins to wait for a neighbour, with False afterwards.
     """
 
     def __init__(
@@ -48,21 +48,21 @@ class GradientClipper:
         parameters: Sequence[nn.Parameter],
         max_norm: float,
         *,
-        previous: Peer | None,
-        following: Peer | None,
+        share: float,
+        neighbours: Neighbours,
         tag: int,
         timer: DeviceTimer,
+        progress: Progress,
         layers: str,
         recorder: TraceRecorder | None = None,
-        on_wait: Callable[[bool], None] = lambda _waits: None,
         counted_elsewhere: Sequence[nn.Parameter] = (),
     ) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         elsewhere = {id(p) for p in counted_elsewhere}
         self._counted = [p for p in self._parameters if id(p) not in elsewhere]
-        self._max_norm = max_norm
-        self._previous, self._following = previous, following
-        self._tag, self._timer, self._layers, self._on_wait = tag, timer, layers, on_wait
+        self._max_norm, self._share = share * max_norm, share
+        self._previous, self._following = neighbours
+        self._tag, self._timer, self._progress, self._layers = tag, timer, progress, layers
         self._recorder = recorder
         self._step = 0
         self._pending: list[tuple[torch.Tensor, Work]] = []
@@ -78,7 +78,7 @@ class GradientClipper:
             self._from_previous = self._post(self._previous, self._tag + 1)
 
     def clip(self, report: StepReport) -> float:
-        """Scales the gradients; returns the norm that all stages' gradients had together.
+        """Scales the gradients; returns the norm that all stages' gradients had together, over ``share``.
 
         Raises:
             RunError: the norm is not finite; raised by the last stage whose own gradients are not.
@@ -104,7 +104,7 @@ class GradientClipper:
         if norm + _EPSILON > self._max_norm:
             scale = self._max_norm / (norm + _EPSILON)
             self._run(lambda: self._scale(scale), report)
-        return norm
+        return norm / self._share
 
     def drain(self) -> None:
         """Waits until everything that was sent has left."""
@@ -160,9 +160,8 @@ class GradientClipper:
         assert posted is not None, "begin() first"
         buffer, work = posted
         start = time.perf_counter()
-        self._on_wait(True)
-        work.wait()
-        self._on_wait(False)
+        with self._progress.waits():
+            work.wait()
         waited_s = time.perf_counter() - start
         travelling_s = min(waited_s, neighbour.latency_s)
         report.transfer_s += travelling_s
@@ -174,46 +173,6 @@ class GradientClipper:
             peer = neighbour.name
             raise RunError(f"{peer} sent the gradients' norm of step {int(step)}, not of {self._step}")
         return float(squared)
-
-
-def make_clipper(
-    recipe: Recipe,
-    executor: Executor,
-    neighbours: Neighbours,
-    layers: str,
-    counted_elsewhere: Sequence[nn.Parameter] = (),
-    *,
-    microbatches: int,
-    share: float = 1.0,
-) -> GradientClipper | None:
-    """The stage's clipper, called by the executor before each update; None where nothing is clipped.
-
-    Args:
-        neighbours: the ranks before and after this one in its pipeline.
-        microbatches: that the streams between stages were made for.
-        share: of the batch that the gradients are of; they are clipped to that share of the norm, and the
-            norm that is reported is theirs over that share.
-    """
-    if recipe.clip_norm is None:
-        return None
-    clipper = GradientClipper(
-        executor.stage.parameters,
-        share * recipe.clip_norm,
-        previous=neighbours.previous,
-        following=neighbours.following,
-        tag=FIRST_STREAM_TAG + 2 * microbatches,  # the first after those of the streams
-        timer=executor.timer,
-        layers=layers,
-        recorder=executor.recorder,
-        on_wait=lambda waits: setattr(executor, "waiting", waits),
-        counted_elsewhere=counted_elsewhere,
-    )
-
-    def before_update(report: StepReport) -> None:
-        report.grad_norm = clipper.clip(report) / share
-
-    executor.before_update = before_update
-    return clipper
 
 
 def _sum_dtype(gradient: torch.Tensor) -> torch.dtype:

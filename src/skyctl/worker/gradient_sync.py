@@ -82,7 +82,6 @@ class GradientSync:
 
     Attributes:
         by_microbatch: whether gradients are taken after each microbatch, and a step may have to be repeated.
-        updates_weights: False: the optimizer does that, once gradients are summed.
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
@@ -100,8 +99,6 @@ class GradientSync:
         RunError: several groups and ``fixed32``: they would not make a step again together.
         WorkloadError: a layer's gradients are sparse or complex, and can't be summed.
     """
-
-    updates_weights = False
 
     def __init__(
         self,
@@ -238,10 +235,10 @@ class GradientSync:
         for group in self._groups:
             group.average_figures(step)
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Drops what a run that resumes here would not have, such as residuals: it is to go on alike."""
         for group in self._groups:
-            group.gradients.forget()
+            group.gradients.reset_residuals()
 
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""

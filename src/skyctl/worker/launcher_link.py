@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.errors import RunError
 from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
+from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import find_environment
 from skyctl.worker.rank_events import HeartbeatEvent
 
@@ -20,12 +20,12 @@ class LauncherLink:
     """What every rank says and is told; heartbeats from the start until ``close``.
 
     Args:
-        state: what the rank is at, and whether it only waits for another one.
+        progress: what the rank is at.
     """
 
-    def __init__(self, channel: TaskChannel, state: Callable[[], tuple[str, bool]]) -> None:
+    def __init__(self, channel: TaskChannel, progress: Progress) -> None:
         self.channel = channel
-        self._state = state
+        self._progress = progress
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -58,6 +58,6 @@ class LauncherLink:
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             try:
-                self.channel.send(to_message(HeartbeatEvent(*self._state())))
+                self.channel.send(to_message(HeartbeatEvent(self._progress.phase, self._progress.waiting)))
             except AgentGoneError:
                 return

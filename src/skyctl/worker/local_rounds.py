@@ -24,13 +24,14 @@ import torch
 
 from skyctl.schedule.rounds import clients_of_round
 from skyctl.worker.afforded_steps import Affords, StepsComparison, make_affords
-from skyctl.worker.executor import Executor, StepReport
-from skyctl.worker.gradient_clipping import GradientClipper
+from skyctl.worker.executor import Executor
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.peer import FIRST_STREAM_TAG, Neighbours
+from skyctl.worker.peer import Neighbours
 from skyctl.worker.round_deadline import RoundDeadline
 from skyctl.worker.round_start import RoundStart
 from skyctl.worker.stage_relay import StageRelay
+from skyctl.worker.stage_update import StageUpdate
+from skyctl.worker.step_report import StepReport
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ class LocalRounds:
 
     Args:
         executor: makes the local steps, without a sum.
+        update: that its steps end with.
         average: of the weights at a round's end; None: this pipeline is alone.
-        seeder, clipper: of the executor's layers, told the number of each local step.
+        seeder: of the executor's layers, told the number of each local step.
         affords: how many local steps the owner can make in a round; None: all of them.
         comparison: with the numbers that the owner's other stages come to.
         deadline: of the owner's part of a round; None: there is none.
@@ -85,19 +87,20 @@ class LocalRounds:
     def __init__(
         self,
         executor: Executor,
+        update: StageUpdate,
         average: WeightAverage | None,
         options: RoundOptions,
         *,
         seeder: LayerSeeder,
         seed: int,
-        clipper: GradientClipper | None = None,
         affords: Affords | None = None,
         comparison: StepsComparison | None = None,
         deadline: RoundDeadline | None = None,
         first_round: int = 0,
     ) -> None:
-        self._executor, self._average, self._options = executor, average, options
-        self._seeder, self._seed, self._clipper = seeder, seed, clipper
+        self._executor, self._update = executor, update
+        self._average, self._options = average, options
+        self._seeder, self._seed = seeder, seed
         self._affords, self._comparison, self._deadline = affords, comparison, deadline
         self._samples = sum(executor.microbatch_sizes)
         self._next_batch = first_round * options.steps
@@ -106,8 +109,8 @@ class LocalRounds:
         self._start: RoundStart | None = None
         if options.owner is not None or options.prox_mu or (average is not None and average.needs_start):
             self._start = RoundStart(executor.stage.layers)
-        if options.prox_mu:
-            self._add_prox_term(options.prox_mu)
+        if (start := self._start) is not None and options.prox_mu:
+            update.terms.append(lambda: start.add_difference(options.prox_mu))
 
     def step(
         self,
@@ -155,10 +158,14 @@ class LocalRounds:
             report.loss = None
         return report
 
-    def forget(self) -> None:
+    def average_figures(self, step: int) -> None:
+        """Nothing: they were averaged with the weights."""
+
+    def reset_residuals(self) -> None:
         """Drops what a checkpoint does not hold, as a run that resumes here has none of it."""
+        self._executor.reset_residuals()
         if self._average is not None:
-            self._average.forget()
+            self._average.reset_residuals()
 
     def _steps_of(self, round_number: int, report: StepReport) -> int:
         """How many local steps this pipeline is to make in that round; 0: it does not take part."""
@@ -180,10 +187,9 @@ class LocalRounds:
     @contextmanager
     def _wait(self, phase: str, report: StepReport) -> Iterator[None]:
         """Meanwhile this rank waits for another one, in that phase."""
-        executor, began = self._executor, time.perf_counter()
-        executor.phase, executor.waiting = phase, True
-        yield
-        executor.waiting = False
+        began = time.perf_counter()
+        with self._executor.progress.waits(phase):
+            yield
         report.idle_s += time.perf_counter() - began
 
     def _make_local_step(
@@ -196,8 +202,6 @@ class LocalRounds:
     ) -> StepReport:
         number = step * self._options.steps + made
         self._seeder.step = number
-        if self._clipper is not None:
-            self._clipper.begin(number)
         return self._executor.step(
             number, next_batch, stop_requested=lambda: ends, while_waiting=while_waiting
         )
@@ -227,17 +231,16 @@ class LocalRounds:
         stop_requested: Callable[[], bool],
     ) -> None:
         """Averages the weights, and settles whether the run ends."""
-        executor = self._executor
-        executor.phase = f"round {step}, the average of the weights"
+        progress = self._executor.progress
+        progress.phase = f"round {step}, the average of the weights"
         asked = stop_requested()
         end = ENDS_NEXT if asked or ends else GOES_ON
         if end == ENDS_NEXT and (self._alone or (ends and report.local_steps)):
             end = ENDS  # all stages of this pipeline know: its forwards have told them
         total = samples
         if self._average is not None:
-            executor.waiting = True
-            found = self._average.average(step, samples, end, self._start)
-            executor.waiting = False
+            with progress.waits():
+                found = self._average.average(step, samples, end, self._start)
             report.idle_s += found.idle_s
             report.transfer_s += found.transfer_s
             report.sync_s = found.idle_s + found.transfer_s
@@ -247,8 +250,9 @@ class LocalRounds:
         report.total_samples = total
         self._asked_to_end = end == ENDS_NEXT
         report.is_last = end == ENDS
-        if self._options.owner is not None and executor.optimizer is not None:
-            executor.optimizer.state.clear()  # what it has learnt of this owner's data stays in no checkpoint
+        optimizer = self._update.optimizer
+        if self._options.owner is not None and optimizer is not None:
+            optimizer.state.clear()  # what it has learnt of this owner's data stays in no checkpoint
 
     @property
     def _alone(self) -> bool:
@@ -267,20 +271,6 @@ class LocalRounds:
         report.own_loss = report.loss
         report.loss = self._last_part
 
-    def _add_prox_term(self, mu: float) -> None:
-        """Has the executor add µ(w − w₀) to the gradients before it clips them and takes its step."""
-        executor, after = self._executor, self._executor.before_update
-        start = self._start
-        assert start is not None
-
-        def before_update(report: StepReport) -> None:
-            seconds = executor.timer.run(lambda: start.add_difference(mu)).wall_s
-            report.optimizer_s += seconds
-            if after is not None:
-                after(report)
-
-        executor.before_update = before_update
-
 
 def _add(total: StepReport, one: StepReport) -> None:
     """Adds a local step's seconds; of other figures the last step's count."""
@@ -295,28 +285,25 @@ def _add(total: StepReport, one: StepReport) -> None:
 
 
 def make_rounds(
-    options: RoundOptions | None,
+    options: RoundOptions,
     executor: Executor,
+    update: StageUpdate,
     average: WeightAverage | None,
     workload: Workload,
     seeder: LayerSeeder,
-    clipper: GradientClipper | None,
     first_round: int,
     neighbours: Neighbours,
-    *,
-    microbatches: int,
-) -> LocalRounds | None:
-    """Who makes a workload's rounds in the place of steps; None: gradients are summed in every step.
+    tag: int,
+) -> LocalRounds:
+    """Who makes a workload's rounds in the place of steps.
 
-    ``microbatches``: that the streams between stages were made for.
+    Args:
+        tag: the first of two tags that no other message between two stages has.
     """
-    if options is None:
-        return None
     model = workload.model
     affords = make_affords(
         model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
     )
-    tag = FIRST_STREAM_TAG + 2 * microbatches + 2  # the first after those of the streams and of clipping
     comparison = deadline = None
     if affords is not None and options.owner is not None:
         relay = StageRelay(*neighbours, tag, StepsComparison.NUMBERS)
@@ -325,11 +312,11 @@ def make_rounds(
         deadline = RoundDeadline(options.deadline_s, StageRelay(*neighbours, tag + 1, RoundDeadline.NUMBERS))
     return LocalRounds(
         executor,
+        update,
         average,
         options,
         seeder=seeder,
         seed=workload.spec.seed,
-        clipper=clipper,
         affords=affords,
         comparison=comparison,
         deadline=deadline,

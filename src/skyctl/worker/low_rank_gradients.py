@@ -46,7 +46,7 @@ class _Factors:
         self.summed_q = self.residual.t() @ self.p
         self.residual.addmm_(self.p, self.summed_q.t(), alpha=-1)
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         self.residual = self.q = None
 
 
@@ -135,11 +135,11 @@ class LowRankGradients(FloatGradients):
             factors.p = factors.summed_q = None
         self._taken = []
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Drops residuals and Q, as a run that resumes here has none."""
         for factors in self._factors:
             if factors is not None:
-                factors.forget()
+                factors.reset_residuals()
 
     def _set_product(self, place: int, factors: _Factors) -> None:
         master = self._masters[place]
@@ -150,7 +150,7 @@ class LowRankGradients(FloatGradients):
             master.grad = torch.empty_like(master, memory_format=torch.contiguous_format)
         if not bool(p.isfinite().all() & q.isfinite().all()):
             master.grad.detach().fill_(torch.nan)
-            factors.forget()
+            factors.reset_residuals()
             return
         gradient = master.grad.detach()
         if gradient.is_contiguous() and gradient.dtype == torch.float32:

@@ -86,10 +86,14 @@ class RankBatches:
             is_part=not (self._are_whole or cuts),
         )
 
-    def sketch_of_round(self, sketcher: BatchSketcher, round_number: int) -> BatchSketch | None:
-        """The sketch of a round's first batch; None where it is not compared, as an owner's never is."""
-        assert self._rounds is not None
-        found = sketcher.take_some(round_number * self._rounds.steps, self._rounds.steps)
+    def sketch_of(self, sketcher: BatchSketcher, step: int) -> BatchSketch | None:
+        """The sketch of a step's batch, or of a round's first one; None where it is not compared.
+
+        An owner's never is.
+        """
+        if self._rounds is None:
+            return sketcher.take(step)
+        found = sketcher.take_some(step * self._rounds.steps, self._rounds.steps)
         return found if self._compared and not self.are_owned else None
 
     def sketch_validation(self) -> BatchSketch | None:

@@ -43,7 +43,6 @@ class StaleSync:
 
     Attributes:
         by_microbatch: False: gradients are taken after a step's last backward.
-        updates_weights: True: it does what an optimizer does elsewhere.
         ended_by: the rank that was first to tell this one that the run ends; None: nobody has, or this rank
             has wanted it itself.
 
@@ -61,7 +60,6 @@ class StaleSync:
     """
 
     by_microbatch = False
-    updates_weights = True
 
     def __init__(
         self,
@@ -178,7 +176,7 @@ class StaleSync:
         if self._sums is not None:
             average_figures(self._sums, self._figures_layout, self._figures, self._share, step)
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Nothing is kept that a run that resumes would not have."""
 
     def close(self) -> None:
@@ -238,9 +236,14 @@ class StaleSync:
         root.check()
 
 
+def is_stale(payload: Mapping[str, Any]) -> bool:
+    """Whether the rank of that payload pushes its gradients to a parameter server."""
+    return "staleness" in (payload.get("sync") or {})
+
+
 def is_root(payload: Mapping[str, Any]) -> bool:
     """Whether the rank of that payload holds the weights for all: the first one does."""
-    return "staleness" in (payload.get("sync") or {}) and not payload["rank"]
+    return is_stale(payload) and not payload["rank"]
 
 
 def leave_to_root(optimizer: torch.optim.Optimizer | None) -> None:

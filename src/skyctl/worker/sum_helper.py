@@ -18,6 +18,7 @@ from skyctl.worker.checkpointer import resumed_step
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import Peer
+from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
@@ -109,8 +110,8 @@ class HelperRank:
 
     def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
         self._payload = payload
-        self._phase, self._waiting = "starting", False
-        self._link = LauncherLink(channel, lambda: (self._phase, self._waiting))
+        self._progress = Progress("starting")
+        self._link = LauncherLink(channel, self._progress)
         self._recorder = TraceRecorder() if payload.get("trace") else None
         self._world: World | None = None
         self._helper: SumHelper | None = None
@@ -121,9 +122,9 @@ class HelperRank:
         link.start()
         torch.set_num_threads(1)  # parts are too small for more (``sum_layout.SERIAL_NUMEL``)
         if payload.get("facts"):
-            self._phase = "telling what is here"
+            self._progress.phase = "telling what is here"
             link.tell_environment(payload["device"])
-        self._phase = CONNECT_PHASE
+        self._progress.phase = CONNECT_PHASE
         world = self._world = World(payload, link, torch.device("cpu"), self._recorder)
         world.join()
         world.connect()
@@ -131,7 +132,7 @@ class HelperRank:
         sizes = link.expect("start")["sums"]
         self._helper = SumHelper(payload["sync"], sizes, world.peers)
         done = self._help(self._helper)
-        self._phase, self._waiting = "end", False
+        self._progress.phase = "end"
         world.compare_clocks("end")
         world.close(graceful=True)
         trace = link.channel.folder / f"trace-{payload['rank']}.json"
@@ -152,14 +153,14 @@ class HelperRank:
         delay = SumDelay.from_payload(self._payload["sync"], steps, every)
         told_before = False
         for step in range(resumed_step(self._payload), steps):
-            self._phase, self._waiting = f"step {step}, helping to sum gradients", True
-            told = helper.sum_gradients(step)
+            with self._progress.waits(f"step {step}, helping to sum gradients"):
+                told = helper.sum_gradients(step)
             is_last = told_before or (told and (delay is None or delay.settles(step)))
             told_before = told
             last = is_last or step + 1 == steps
             if last or any(each and (step + 1) % each == 0 for each in every):
-                self._phase = f"averaging running figures after step {step}"
-                helper.average_figures(step)
+                with self._progress.waits(f"averaging running figures after step {step}"):
+                    helper.average_figures(step)
             if is_last:
                 return step + 1
         return steps
@@ -174,4 +175,4 @@ class HelperRank:
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        return with_phase(exc, self._phase, self._payload["device"])
+        return with_phase(exc, self._progress.phase, self._payload["device"])

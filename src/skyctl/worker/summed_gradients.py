@@ -76,7 +76,7 @@ class SummedGradients(Protocol):
     def finish(self, codes: bytes) -> None:
         """All is summed: puts the sums where optimizers look for them."""
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Drops what a run that resumes here would not have, and that makes a difference to its sums."""
 
 
@@ -134,7 +134,7 @@ class FloatGradients:
             self._put(place, flat, had, present=bool(present))
         self._taken = []
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Sums of floats keep nothing from step to step."""
 
     def _put(self, place: int, flat: Tensor, had: bool, *, present: bool) -> None:
@@ -238,7 +238,7 @@ class IntegerGradients:
         """Nothing: this format has one pass."""
         return ()
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Nothing: a run that resumes finds exponents by itself, and makes a step again for it."""
 
     def finish(self, codes: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from skyctl.worker.checkpointer import (
 )
 from skyctl.worker.delayed_sync import DelayedSync
 from skyctl.worker.executor import Executor
-from skyctl.worker.gradient_clipping import make_clipper
+from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
@@ -35,8 +34,9 @@ from skyctl.worker.local_rounds import RoundOptions, make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.parameter_root import RootWeights
-from skyctl.worker.peer import Neighbours, Peer
+from skyctl.worker.peer import Neighbours, clipping_tag, rounds_tag
 from skyctl.worker.predicted_weights import PredictedWeights
+from skyctl.worker.progress import Progress
 from skyctl.worker.rank_batches import RankBatches
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
 from skyctl.worker.rank_errors import with_phase
@@ -48,11 +48,13 @@ from skyctl.worker.rank_events import (
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import make_stage_io
 from skyctl.worker.stage_ties import StageTies
-from skyctl.worker.stale_sync import StaleSync, is_root, leave_to_root, make_stale_sync
+from skyctl.worker.stage_update import StageUpdate
+from skyctl.worker.stale_sync import is_root, is_stale, leave_to_root, make_stale_sync
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.summed_gradients import check_summable
 from skyctl.worker.trace_recorder import TraceRecorder
-from skyctl.worker.training_loop import TrainingLoop
+from skyctl.worker.training_loop import StepMaker, TrainingLoop
+from skyctl.worker.update_rules import AsTheyCome, EachStep, OneLate
 from skyctl.worker.validation import make_validator
 from skyctl.worker.weight_average import WeightAverage
 from skyctl.worker.world import World
@@ -73,16 +75,13 @@ class Trainer:
 
     def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
         self._payload, self._channel = payload, channel
-        self._link = LauncherLink(channel, self._state)
-        self._phase = "build"
-        self._training = False
+        self._progress = Progress("build")
+        self._link = LauncherLink(channel, self._progress)
         self._world: World | None = None
-        self._sync: GradientSync | StaleSync | None = None
+        self._rule: EachStep | None = None
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
         self._rounds = RoundOptions.from_payload(payload.get("rounds"))
-        self._counted_elsewhere: list[nn.Parameter] = []
-        self._executor: Executor | None = None
         self._stop_requested = False
         first, _ = payload.get("microbatch_range") or (0, 0)
         self._recorder = TraceRecorder(first_microbatch=first) if payload.get("trace") else None
@@ -94,9 +93,9 @@ class Trainer:
         if payload.get("threads"):
             torch.set_num_threads(int(payload["threads"]))
         if payload.get("facts"):
-            self._phase = "telling what is here"
+            self._progress.phase = "telling what is here"
             self._link.tell_environment(payload["device"])
-            self._phase = "build"
+            self._progress.phase = "build"
         self._device = use_device(payload["device"])
         self._spec = WorkloadSpec.from_dict(payload["workload"])
         torch.manual_seed(self._spec.seed)
@@ -114,17 +113,18 @@ class Trainer:
         if is_root(payload):
             self._root_weights = RootWeights(stage.layers, self._workload.optimizer, self._make_scheduler)
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
-        self._phase = CONNECT_PHASE
+        self._progress.phase = CONNECT_PHASE
         world.connect()
-        sync = self._make_sync(world.peers, stage, first_step, checkpointer)
-        if isinstance(sync, StaleSync):
-            leave_to_root(optimizer)
-        executor = self._executor = self._make_executor(stage, world.neighbours, optimizer, sync)
-        steps_done = self._train(executor, world.neighbours, scheduler, first_step, checkpointer)
-        self._phase = "end"
+        ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
+        update = self._make_update(stage, optimizer, world.neighbours, ties)
+        rule = self._rule = self._make_rule(update, stage, ties, scheduler, first_step, checkpointer)
+        executor = self._make_executor(stage, world.neighbours, update.timer, rule)
+        maker = self._make_maker(executor, update, world.neighbours, first_step)
+        steps_done = self._train(executor, maker, scheduler, first_step, checkpointer)
+        self._progress.phase = "end"
         world.compare_clocks("end")
         world.close(graceful=True)
-        self._phase = "saving the weights"
+        self._progress.phase = "saving the weights"
         rank, folder = payload["rank"], self._channel.folder
         return {
             "weights": self._save_weights(stage, folder / f"weights-{rank}.safetensors"),
@@ -139,29 +139,21 @@ class Trainer:
         self._link.close()
         if self._world is not None:
             self._world.close()
-        for sums in (self._sync, self._average):
+        for sums in (self._rule, self._average):
             if sums is not None:
                 sums.close()
 
     @property
     def _ended_by(self) -> int | None:
         """The rank of another pipeline that has told this one that the run ends."""
-        for sums in (self._sync, self._average):
+        for sums in (self._rule, self._average):
             if sums is not None and sums.ended_by is not None:
                 return sums.ended_by
         return None
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        return with_phase(exc, self._current_phase(), self._payload["device"])
-
-    def _state(self) -> tuple[str, bool]:
-        """What this rank is at, and whether it only waits for another one."""
-        executor = self._executor
-        return self._current_phase(), executor is not None and executor.waiting
-
-    def _current_phase(self) -> str:
-        return self._executor.phase if self._training and self._executor is not None else self._phase
+        return with_phase(exc, self._progress.phase, self._payload["device"])
 
     def _build_stage(self) -> PipelineStage:
         is_last = self._payload["next"] is None
@@ -207,7 +199,7 @@ class Trainer:
         options = CheckpointOptions.from_payload(self._payload)
         if options is None and self._payload.get("resume") is None:
             return 0, None
-        self._phase = RESTORE_PHASE
+        self._progress.phase = RESTORE_PHASE
         state = StageState(layers, optimizer, master_of, skip=scheduler.options)
         if (root := self._root_weights) is not None:
             state = StageState(layers, root.optimizer, root.stands_for, skip=root.scheduler.options)
@@ -230,35 +222,68 @@ class Trainer:
             return first_step, Checkpointer(options, state, origin)
         return first_step, Checkpointer(options, state, origin, lambda: sketch_layers(layers, start, seed))
 
-    def _make_sync(
+    def _make_update(
         self,
-        peers: Mapping[int, Peer],
         stage: PipelineStage,
+        optimizer: torch.optim.Optimizer | None,
+        neighbours: Neighbours,
+        ties: StageTies,
+    ) -> StageUpdate:
+        """What updates this stage's weights once its gradients are all there."""
+        timer = DeviceTimer(
+            float(self._payload.get("slowdown") or 1.0),
+            single_thread=torch.get_num_threads() == 1,
+            device=self._device,
+        )
+        update = StageUpdate(optimizer, timer, self._progress, recorder=self._recorder)
+        if self._recipe.clip_norm is not None:
+            is_part = is_stale(self._payload)  # a parameter server is pushed what each has clipped by itself
+            update.clipper = GradientClipper(
+                stage.parameters,
+                self._recipe.clip_norm,
+                share=sum(self._batches.sizes) / self._spec.batch_size if is_part else 1.0,
+                neighbours=neighbours,
+                tag=clipping_tag(len(self._batches.streamed_sizes)),
+                timer=timer,
+                progress=self._progress,
+                layers=f"layers {self._start}–{self._stop}",
+                recorder=self._recorder,
+                counted_elsewhere=ties.counted_elsewhere,
+            )
+        return update
+
+    def _make_rule(
+        self,
+        update: StageUpdate,
+        stage: PipelineStage,
+        ties: StageTies,
+        scheduler: LearningRateScheduler,
         first_step: int,
         checkpointer: Checkpointer | None,
-    ) -> GradientSync | StaleSync | None:
-        """This rank's part in the sums of gradients; None: it has none."""
-        payload = self._payload
+    ) -> EachStep:
+        """When this stage's weights are updated, and with which other ranks' gradients."""
+        payload, batches = self._payload, self._batches
         values = payload.get("sync")
-        ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
         ties.check(() if values is None else values["groups"], self._workload.model.source_name)
-        self._counted_elsewhere = ties.counted_elsewhere
         if values is None:
-            return None
-        if not self._batches.is_only_pipeline:
+            return EachStep(update)
+        assert self._world is not None
+        peers = self._world.peers
+        if not batches.is_only_pipeline:
             check_summable(stage.layers)
-        if "staleness" in values:
-            self._sync = make_stale_sync(
+        if is_stale(payload):
+            leave_to_root(update.optimizer)
+            stale = make_stale_sync(
                 payload,
                 stage.layers,
                 peers,
                 self._root_weights,
-                share=self._batches.share,
+                share=batches.share,
                 first=first_step,
                 recipe=self._recipe,
                 checkpointer=checkpointer,
             )
-            return self._sync
+            return AsTheyCome(update, stale)
         if self._rounds is not None and not any("tie" in group for group in values["groups"]):
             self._average = WeightAverage(
                 stage.layers,
@@ -268,22 +293,25 @@ class Trainer:
                 format=values["format"],
                 chunk_bytes=int(values["chunk_bytes"]),
             )
-            return None
+            return EachStep(update)
         delay = self._sum_delay(values)
-        self._sync = (GradientSync if delay is None else partial(DelayedSync, delay))(
+        sync = (GradientSync if delay is None else partial(DelayedSync, delay))(
             stage.layers,
             self._start,
             values["groups"],
             peers,
             format=values["format"],
             chunk_bytes=int(values["chunk_bytes"]),
-            share=self._batches.share,
-            microbatches=len(self._batches.all_sizes),
+            share=batches.share,
+            microbatches=len(batches.all_sizes),
             tied=ties.parameters,
             uncompressed_steps=int(values.get("uncompressed_steps") or 0),
             seed=self._spec.seed,
         )
-        return self._sync
+        if not isinstance(sync, DelayedSync):
+            return EachStep(update, sync)
+        predicted = PredictedWeights(stage.layers, update.optimizer) if update.optimizer else None
+        return OneLate(update, sync, predicted, scheduler.advance)
 
     def _sum_delay(self, sync: dict[str, Any]) -> SumDelay | None:
         """Which steps settle; None: all do."""
@@ -292,11 +320,7 @@ class Trainer:
         return SumDelay.from_payload(sync, int(self._payload["steps"]), every)
 
     def _make_executor(
-        self,
-        stage: PipelineStage,
-        neighbours: Neighbours,
-        optimizer: torch.optim.Optimizer | None,
-        sync: GradientSync | StaleSync | None,
+        self, stage: PipelineStage, neighbours: Neighbours, timer: DeviceTimer, rule: EachStep
     ) -> Executor:
         payload, is_last = self._payload, self._payload["next"] is None
         inputs = self._boundary(self._start)
@@ -312,45 +336,46 @@ class Trainer:
                 link_dtypes=payload.get("link_dtypes") or {},
                 asked_window=int(payload.get("receive_window") or 0),
             ),
-            timer=DeviceTimer(
-                float(payload.get("slowdown") or 1.0),
-                single_thread=torch.get_num_threads() == 1,
-                device=self._device,
-            ),
+            timer=timer,
             microbatch_sizes=self._batches.sizes,
             batch_size=self._spec.batch_size if self._rounds is None else None,
-            sync=sync,
+            rule=rule,
+            progress=self._progress,
             schedule=payload["schedule"],
             in_flight=payload["in_flight"],
             deferred_weights=int(payload.get("weights_behind") or 0),
-            optimizer=None if sync is not None and sync.updates_weights else optimizer,
             is_last=is_last,
             device=self._device,
-            predicted=PredictedWeights(stage.layers, optimizer)
-            if optimizer is not None and isinstance(sync, DelayedSync)
-            else None,
             recorder=self._recorder,
+        )
+
+    def _make_maker(
+        self, executor: Executor, update: StageUpdate, neighbours: Neighbours, first_step: int
+    ) -> StepMaker:
+        """What makes the run's steps, or rounds."""
+        if self._rounds is None:
+            return executor
+        return make_rounds(
+            self._rounds,
+            executor,
+            update,
+            self._average,
+            self._workload,
+            self._seeder,
+            first_step,
+            neighbours,
+            rounds_tag(len(self._batches.streamed_sizes)),
         )
 
     def _train(
         self,
         executor: Executor,
-        neighbours: Neighbours,
+        maker: StepMaker,
         scheduler: LearningRateScheduler,
         first_step: int,
         checkpointer: Checkpointer | None,
     ) -> int:
         """Every step of the run; returns how many are done."""
-        layers = f"layers {self._start}–{self._stop}"
-        clipper = make_clipper(
-            self._recipe,
-            executor,
-            neighbours,
-            layers,
-            self._counted_elsewhere,
-            microbatches=len(self._batches.streamed_sizes),
-            share=self._clipped_share,
-        )
         validator = None
         # the first pipeline validates, with all samples; owners do, each with data of its own
         if not self._payload.get("pipeline") or self._batches.are_owned:
@@ -358,48 +383,31 @@ class Trainer:
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, sizes)
         validation_batch = None
         if self._recipe.validate_every is not None and self._batches.compares_validation:
-            self._phase = "the first batch of validation()"
+            self._progress.phase = "the first batch of validation()"
             validation_batch = self._batches.sketch_validation()
         sketcher = self._batches.sketcher(first_step)
-        sums = None
-        if self._sync is not None and self._rounds is None and not self._batches.is_only_pipeline:
-            sums = self._sync.sizes
+        sums = None if self._batches.is_only_pipeline else executor.rule.sizes
         kept = [] if self._batches.is_only_pipeline else executor.stage.layers
         sketches = sketch_layers(kept, self._start, self._spec.seed)
         self._channel.send(to_message(ReadyEvent(sums, sketches)))
         self._link.expect("start")
-        rounds = make_rounds(
-            self._rounds, executor, self._average, self._workload, self._seeder, clipper, first_step,
-            neighbours, microbatches=len(self._batches.streamed_sizes),
-        )  # fmt: skip
         loop = TrainingLoop(
             executor=executor,
+            maker=maker,
             recipe=self._recipe,
             scheduler=scheduler,
             seeder=self._seeder,
             send=self._channel.send,
             stop_requested=self._check_for_stop if self._payload["previous"] is None else None,
-            clipper=clipper if rounds is None else None,
             validator=validator,
             checkpointer=checkpointer,
-            sketch_of=sketcher.take if rounds is None else partial(self._batches.sketch_of_round, sketcher),
+            sketch_of=partial(self._batches.sketch_of, sketcher),
             validation_batch=validation_batch,
-            rounds=rounds,
         )
-        self._training = True
+        self._progress.phase = "the first step"
         steps_done = loop.run(Prefetcher(sketcher), first_step, int(self._payload["steps"]))
         executor.drain()
-        if clipper is not None:
-            clipper.drain()
-        self._training = False
         return steps_done
-
-    @property
-    def _clipped_share(self) -> float:
-        """Of the batch, that the gradients which are clipped are of."""
-        if self._sync is None or not self._sync.updates_weights:
-            return 1.0
-        return sum(self._batches.sizes) / self._spec.batch_size
 
     def _check_for_stop(self) -> bool:
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:

@@ -6,20 +6,39 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from skyctl.agent.task_events import to_message
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.checkpointer import Checkpointer
-from skyctl.worker.executor import Executor, StepReport
-from skyctl.worker.gradient_clipping import GradientClipper
+from skyctl.worker.executor import Executor
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.local_rounds import LocalRounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_events import BatchSketch, StepEvent, ValidationEvent
+from skyctl.worker.step_report import StepReport
 from skyctl.worker.validation import Validator
 from skyctl.workload.recipe import Recipe
+
+
+class StepMaker(Protocol):
+    """What makes a run's steps, or rounds: ``Executor``, ``local_rounds.LocalRounds``."""
+
+    def step(
+        self,
+        step: int,
+        next_batch: Callable[[], tuple[Any, Any]],
+        *,
+        stop_requested: Callable[[], bool],
+        while_waiting: Callable[[], None],
+    ) -> StepReport:
+        """Makes one, and updates the weights."""
+
+    def average_figures(self, step: int) -> None:
+        """Gives all holders of these layers the mean of their norms' running figures."""
+
+    def reset_residuals(self) -> None:
+        """Drops what a checkpoint does not hold."""
 
 
 @dataclass
@@ -31,36 +50,31 @@ class TrainingLoop:
         stop_requested: whether the launcher wants an early end; on the first rank only, None on the others.
         sketch_of: the sketch of a step's batch; None where the stage has no batches.
         validation_batch: the sketch of the first held-out batch, sent with the first step.
-        rounds: what makes rounds in the place of steps; None: the executor makes steps.
+        maker: makes the steps: the executor, or what makes rounds with it.
     """
 
     executor: Executor
+    maker: StepMaker
     recipe: Recipe
     scheduler: LearningRateScheduler
     seeder: LayerSeeder
     send: Callable[[dict[str, Any]], None]
     stop_requested: Callable[[], bool] | None
-    clipper: GradientClipper | None = None
     validator: Validator | None = None
     checkpointer: Checkpointer | None = None
     sketch_of: Callable[[int], BatchSketch | None] = lambda _step: None
     validation_batch: BatchSketch | None = None
-    rounds: LocalRounds | None = None
 
     def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
         """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
 
         Time spent after a step (validation, a checkpoint) counts in no step.
         """
-        executor = self.executor
-        executor.after_delayed_update = self.scheduler.advance
-        make_step = executor.step if self.rounds is None else self.rounds.step
+        executor, maker = self.executor, self.maker
         began = time.perf_counter()
         for step in range(first_step, steps):
             self.seeder.step = step
-            if self.clipper is not None:
-                self.clipper.begin(step)
-            report = make_step(
+            report = maker.step(
                 step,
                 batches.get,
                 stop_requested=self.stop_requested or (lambda: False),
@@ -78,11 +92,8 @@ class TrainingLoop:
                 self.scheduler.advance()
             if (validates or saves) and executor.recorder is not None:
                 executor.recorder.end_step_early()
-            if executor.sync is not None and (validation_due or saves or last or report.is_last):
-                executor.phase = f"averaging running figures after step {step}"
-                executor.waiting = True
-                executor.sync.average_figures(step)
-                executor.waiting = False
+            if validation_due or saves or last or report.is_last:
+                maker.average_figures(step)
             if validates:
                 self._validate(step)
             if saves:  # after the validation: a run that resumes from here need not repeat it
@@ -102,12 +113,9 @@ class TrainingLoop:
 
     def _save_checkpoint(self, step: int) -> None:
         assert self.checkpointer is not None
-        self.executor.phase = f"the checkpoint after step {step}"
+        self.executor.progress.phase = f"the checkpoint after step {step}"
         self.send(to_message(self.checkpointer.write(step + 1)))
-        if self.executor.sync is not None:
-            self.executor.sync.forget()
-        if self.rounds is not None:
-            self.rounds.forget()
+        self.maker.reset_residuals()
 
     def _send_step(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
         inputs_s, gradients_s = report.input_messages_s, report.gradient_messages_s

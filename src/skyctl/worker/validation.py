@@ -120,14 +120,13 @@ class Validator:
         self._seeder.step = mark
         total = 0.0
         for microbatch, size in enumerate(sizes):
-            executor.phase = f"validation after step {step}, microbatch {microbatch}"
+            executor.progress.phase = f"validation after step {step}, microbatch {microbatch}"
             if inputs is not None:
                 tensors = inputs[microbatch]
             else:
                 assert self._inputs is not None
-                executor.waiting = True
-                message = self._inputs.receive(microbatch)
-                executor.waiting = False
+                with executor.progress.waits():
+                    message = self._inputs.receive(microbatch)
                 tensors, last = message.tensors, bool(message.flags & LAST_STEP)
                 self._inputs.refill()
             outputs = executor.timer.run(partial(self._forward, microbatch, tensors)).result

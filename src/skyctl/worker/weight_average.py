@@ -145,10 +145,10 @@ class WeightAverage:
             min(totals, default=samples), waited_s - travelling_s, transfer_s, agreed if self._groups else end
         )
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         """Drops what encodings have lost, as a run that resumes here has none of it."""
         for group in self._groups:
-            group.forget()
+            group.reset_residuals()
 
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""
@@ -241,7 +241,7 @@ class _GroupAverage:
             value.add_(start.of(weight).reshape(-1))
         self._set_weights(values)
 
-    def forget(self) -> None:
+    def reset_residuals(self) -> None:
         self._errors = None
 
     def close(self) -> None:

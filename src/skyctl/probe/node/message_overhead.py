@@ -45,9 +45,12 @@ from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageReceiver, MessageSender
 from skyctl.worker.peer import Peer
+from skyctl.worker.progress import Progress
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
+from skyctl.worker.stage_update import StageUpdate
 from skyctl.worker.training_loop import TrainingLoop
+from skyctl.worker.update_rules import EachStep
 from skyctl.workload.recipe import Recipe
 
 STAGES = 3
@@ -175,6 +178,7 @@ class _StageThread:
             before_layer=seeder,
         )
         recipe = Recipe(total_steps=STEPS)
+        progress = Progress()
         executor = Executor(
             stage=stage,
             stage_io=_stage_ports(before, after, boundary),
@@ -182,12 +186,19 @@ class _StageThread:
             microbatch_sizes=[1] * MICROBATCHES,
             schedule="eager-1f1b",
             in_flight=2 * (STAGES - number) - 1,
-            optimizer=None,
+            rule=EachStep(StageUpdate(None, self.timer, progress)),
+            progress=progress,
             is_last=after is None,
             device=_CPU,
         )
         self._loop = TrainingLoop(
-            executor, recipe, LearningRateScheduler(None, recipe), seeder, self._end_step, stop_requested=None
+            executor,
+            executor,
+            recipe,
+            LearningRateScheduler(None, recipe),
+            seeder,
+            self._end_step,
+            stop_requested=None,
         )
 
     def run(self, failures: list[Exception]) -> None:
