@@ -35,7 +35,7 @@ class BatchSketcher:
 
     Args:
         position: where in data()'s epochs the batch last given comes from, where its source says.
-        values: whether contents are sketched, too, and not only places and lengths.
+        values: whether contents are sketched, too, and not only places and lengths; None: nothing is.
         cut: the samples to hand on of each batch, [start, stop); None: all of them.
         is_part: what comes from the source are some of a batch's samples already.
     """
@@ -47,7 +47,7 @@ class BatchSketcher:
         *,
         seed: int,
         first_step: int,
-        values: bool,
+        values: bool | None,
         cut: tuple[int, int] | None = None,
         is_part: bool = False,
     ) -> None:
@@ -64,7 +64,8 @@ class BatchSketcher:
         batch = next(self._batches)
         step = self._next_step
         self._next_step += 1
-        self._sketches[step] = self._sketch(step, batch)
+        if self._values is not None:
+            self._sketches[step] = self._sketch(step, batch)
         if self._cut is None:
             return batch
         inputs, targets = batch
@@ -89,7 +90,7 @@ class BatchSketcher:
         place = self._position
         known = place.index >= 0
         in_full = step - self._first_step < FIRST_STEPS or step % EVERY_STEPS == 0
-        shown = self._values and in_full
+        shown = bool(self._values) and in_full
         key = f"batch {step}"
         return BatchSketch(
             epoch=min(place.epoch, _MOST_COUNTED) if known else None,

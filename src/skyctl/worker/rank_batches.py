@@ -81,7 +81,7 @@ class RankBatches:
             position,
             seed=self._seed,
             first_step=first_step,
-            values=self._compared if cuts else self._compares_ends,
+            values=None if self.are_owned else self._compared if cuts else self._compares_ends,
             cut=self._samples if cuts else None,
             is_part=not (self._are_whole or cuts),
         )
