@@ -159,6 +159,7 @@ class Pool:
             outcome.order.append((rank, event))
             kind = event["event"]
             if kind == "stored":
+                assert event["key"].split("/")[1] == str(rank), f"rank {rank} set {event['key']}"
                 stored[event["key"]] = event["value"]
                 if event["key"].startswith("listening/"):
                     host, port = route(rank, *listening_at(event))

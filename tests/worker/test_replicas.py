@@ -107,13 +107,13 @@ def test_those_that_would_never_meet_are_refused(
 
 def test_it_is_too_late_once_training_has_begun() -> None:
     here = ReplicaPlace((0, 1), b"s" * 16, "127.0.0.1", None, None, 1.0, None)
-    offer_replicas(here, validates=False)
+    offer_replicas(None, here, validates=False)
     end_offer()
     try:
         with pytest.raises(RunError, match="once training had begun"):
             skyctl.replicas()
     finally:
-        offer_replicas(None, validates=False)
+        offer_replicas(None, None, validates=False)
 
 
 def test_a_collective_of_all_ranks_is_refused_and_says_which_is_not(workload: Workloads, pool: Any) -> None:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup, read_address
+from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup, Store, read_address
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.work import NO_TIMEOUT, Work
 
@@ -64,12 +64,14 @@ class MeshOptions:
             loopback without one.
         identity: the TLS certificate of all ranks; None: nothing is encrypted.
         interface: the network interface to use; None: the one on the route to each peer.
+        store: where ranks find each other; None: in torch's own.
     """
 
     secret: bytes | None = None
     address: str | None = None
     identity: TlsIdentity | None = None
     interface: str | None = None
+    store: Store | None = None
 
 
 class MeshProcessGroup(SkyctlProcessGroup):
@@ -107,14 +109,15 @@ class MeshProcessGroup(SkyctlProcessGroup):
         names = list(made.global_ranks_in_group) or list(range(size))
         pairs: dict[int, PeerConnection] = {}
         hosts: dict[int, str] = {}
+        store: Store = options.store or made.store
         if size > 1:
             secret = options.secret or _secret_of_process()
             address = options.address or _own_address(os.environ)
-            made.store.set(f"address/{rank}", address)
+            store.set(f"address/{rank}", address)
             for peer in range(size):
                 if peer == rank:
                     continue
-                hosts[peer] = read_address(made.store.get(f"address/{peer}"), names[peer])
+                hosts[peer] = read_address(store.get(f"address/{peer}"), names[peer])
                 low, high = sorted((rank, peer))
                 pairs[peer] = PeerConnection(
                     f"rank {names[peer]} ({hosts[peer]})",
@@ -127,7 +130,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
                 )
         group = cls(rank, size, pairs, made.timeout)
         told = PairOptions(hosts, {}, options.interface, ready_s=made.timeout.total_seconds())
-        group.connect(made.store, told)
+        group.connect(store, told)
         return group
 
     def shutdown(self) -> None:

@@ -6,7 +6,7 @@ calls. Those of the same stage do, if they make equally many microbatches in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.transport.mesh_process_group import MeshOptions
-from skyctl.transport.process_group import join_alone
+from skyctl.transport.process_group import Store, join_alone
 from skyctl.transport.torch_backend import BACKEND
 
 _REASONS: Mapping[str, Callable[[Any], str]] = {
@@ -50,9 +50,33 @@ class ReplicaPlace:
     unlike: Mapping[str, Any] | None
 
 
+class _ReplicaStore:
+    """The launcher's store as replicas use it: each key's second part is the rank that sets it, as must be.
+
+    Args:
+        ranks: by number in the group, the run's.
+    """
+
+    def __init__(self, store: Store, ranks: Sequence[int]) -> None:
+        self._store, self._ranks = store, ranks
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key of this rank's."""
+        self._store.set(self._named(key), value)
+
+    def get(self, key: str) -> bytes:
+        """The value of a rank's key; waits for it."""
+        return self._store.get(self._named(key))
+
+    def _named(self, key: str) -> str:
+        what, number, *rest = key.split("/")
+        return "/".join((f"replica {what}", str(self._ranks[int(number)]), *rest))
+
+
 class _Here:
     """Of this process: its place, the group once it is asked for, and whether it is too late for that."""
 
+    store: Store | None = None
     place: ReplicaPlace | None = None
     group: Any = None
     is_late = False
@@ -80,14 +104,16 @@ def replicas() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", _Here.group)
 
 
-def offer_replicas(place: ReplicaPlace | None, *, validates: bool) -> None:
+def offer_replicas(store: Store | None, place: ReplicaPlace | None, *, validates: bool) -> None:
     """Says who this rank's replicas are: ``replicas`` may be asked for from now on.
 
     Args:
+        store: the launcher's.
         place: None: nobody's; it holds no layers.
         validates: the run does.
     """
-    _Here.place, _Here.group, _Here.is_late, _Here.validates = place, None, False, validates
+    _Here.store, _Here.place, _Here.validates = store, place, validates
+    _Here.group, _Here.is_late = None, False
 
 
 def end_offer() -> None:
@@ -126,7 +152,9 @@ def _make_group() -> Any:
             "skyctl.replicas() was first called once training had begun, when ranks can't find each other",
             hint="call it in model(), and keep what it returns",
         )
-    told = MeshOptions(place.secret, place.address, place.identity, place.interface)
+    assert _Here.store is not None
+    store = _ReplicaStore(_Here.store, place.ranks)
+    told = MeshOptions(place.secret, place.address, place.identity, place.interface, store)
     group: Any = dist.new_group(
         list(place.ranks),
         timedelta(seconds=place.timeout_s),

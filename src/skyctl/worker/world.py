@@ -123,7 +123,7 @@ class World:
         timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
         group: Any = join(self._store, int(payload["rank"]), int(payload["ranks"]), self._options, timeout_s)
         self._group, self._is_member = group, True
-        offer_replicas(self._replica_place(timeout_s), validates=self._validates)
+        offer_replicas(self._store, self._replica_place(timeout_s), validates=self._validates)
         self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in self._hosts.items()}
 
     @property
