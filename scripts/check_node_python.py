@@ -8,8 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from skyctl.agent.node_package import PACKAGE_FOLDER, node_package_files
 from skyctl.remote.bootstrap import MIN_PYTHON_TEXT
-from skyctl.remote.node_package import PACKAGE_FOLDER, node_package_files
 
 
 def main() -> int:

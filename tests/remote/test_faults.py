@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import pytest
 
+from skyctl.agent.node_package import node_package_files
 from skyctl.errors import ProtocolError, SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_session import Session
@@ -22,7 +23,7 @@ from skyctl.remote.bootstrap import (
     start_agent,
 )
 from skyctl.remote.local import LocalConnection
-from skyctl.remote.node_package import boot_program_line, node_package_files
+from skyctl.remote.node_package import boot_program_line
 from skyctl.remote.session_factory import open_session
 
 from .answers import run_node_task

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from skyctl.agent import process_tree
+from skyctl.agent.node_package import PACKAGE_FOLDER, node_package_files
 from skyctl.agent.task_runner import make_error_event
 from skyctl.errors import (
     InputError,
@@ -32,7 +33,6 @@ from skyctl.remote.agent_connection import AgentConnection
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions, NodeConnection
 from skyctl.remote.bootstrap import MIN_PYTHON_TEXT
-from skyctl.remote.node_package import PACKAGE_FOLDER, node_package_files
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import connect_node, open_session, open_sessions
 from skyctl.workload.user_code import user_errors

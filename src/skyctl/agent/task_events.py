@@ -5,17 +5,17 @@ in ``worker.rank_events``, a replicator's in ``checkpoint.replicator_events``, a
 ``probe.node.probe_events``, those of ``check`` in ``check.check_events``, of ``setup`` in
 ``setup.node.setup_events``, what every task prints here. (How a task failed is read by
 ``remote.remote_task``.) The launcher reads an event with ``read_event``; what does not fit its dataclass, in
-type, range or length (``agent.event_fields``), is refused with the node's name. Needs the standard library
+type, range or length (``agent.message_fields``), is refused with the node's name. Needs the standard library
 only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from skyctl.agent.event_fields import FieldError, MaxLength, read_fields
+from skyctl.agent.message_fields import FieldError, MaxLength, read_fields, write_fields
 from skyctl.errors import ProtocolError
 
 T = TypeVar("T")
@@ -74,27 +74,9 @@ def unknown_event(message: Mapping[str, Any], node: str) -> ProtocolError:
 
 def to_message(event: Any) -> dict[str, Any]:
     """The record as the JSON object that is sent; what has its default value is left out."""
-    return {"event": event.kind} | _plain_fields(event)
+    return {"event": event.kind} | write_fields(event)
 
 
 def _kind(message: Mapping[str, Any]) -> str:
     kind = message.get("event")
     return repr(kind)[:60] if isinstance(kind, str) else "an event without a kind"
-
-
-def _plain_fields(record: Any) -> dict[str, Any]:
-    keys: Mapping[str, str] = getattr(record, "keys", {})
-    values = {field: getattr(record, field.name) for field in fields(record)}
-    return {
-        keys.get(field.name, field.name): _plain(value)
-        for field, value in values.items()
-        if field.default is MISSING or value != field.default
-    }
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain_fields(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value

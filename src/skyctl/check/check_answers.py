@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from skyctl.agent.event_fields import (
+from skyctl.agent.message_fields import (
     ByteCount,
     DeviceName,
     Label,

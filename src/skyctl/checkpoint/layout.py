@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyctl.agent.event_fields import NUMBER_LIMIT
+from skyctl.agent.message_fields import NUMBER_LIMIT
 from skyctl.agent.node_cache import file_digest
 from skyctl.checkpoint.atomic_file import (
     FileDigest,

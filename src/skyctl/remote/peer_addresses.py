@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from skyctl.agent.event_fields import Address
+from skyctl.agent.message_fields import Address
 from skyctl.agent.network_interfaces import LOOPBACK, find_source_address
 from skyctl.errors import SkyctlError, UnfitError
 

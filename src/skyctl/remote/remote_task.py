@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from skyctl import errors
-from skyctl.agent.event_fields import clean_text
 from skyctl.agent.frames import Message
+from skyctl.agent.message_fields import clean_text
 from skyctl.agent.task_events import read_event, to_message, unknown_event
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.records.base import Seq, describe

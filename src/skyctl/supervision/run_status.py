@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from skyctl.agent.event_fields import Index
+from skyctl.agent.message_fields import Index
 from skyctl.errors import InputError, ProtocolError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
 from skyctl.records.clock import age_s

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from skyctl.agent.event_fields import (
+from skyctl.agent.message_fields import (
     AnyNumber,
     ByteCount,
     Bytes,

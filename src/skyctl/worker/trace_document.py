@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from skyctl.agent.event_fields import Index, Matches, MaxLength, Within
+from skyctl.agent.message_fields import Index, Matches, MaxLength, Within
 
 KEPT_STEPS = 20
 SPANS_PER_MICROBATCH, SPAN_BYTES = 16, 128

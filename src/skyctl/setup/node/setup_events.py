@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from skyctl.agent.event_fields import ByteCount, Label, Matches, MaxLength, Within
+from skyctl.agent.message_fields import ByteCount, Label, Matches, MaxLength, Within
 
 MOST_REQUIREMENTS = 10_000
 WheelTag = Annotated[str, Matches(r"[A-Za-z0-9_.]{1,100}")]

@@ -1,5 +1,6 @@
-"""The values that fields of events may have, and reading them from JSON. Needs the standard library only.
+"""The fields of messages between launcher and tasks: the values they may have, written and read as JSON.
 
+Orders (``task_orders``) and events (``task_events``) are both made of them. Needs the standard library only.
 A field's annotation says it all. ``Annotated`` narrows it: ``Within`` a number, ``MaxLength`` a text, a list
 or a mapping, ``Matches`` a text; ``AnyNumber`` allows NaN and infinity. Without it a number must be finite,
 and everything has a length that no honest event comes near: what a node sends is kept in memory and on disk.
@@ -11,9 +12,10 @@ import ipaddress
 import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 MAX_TEXT_CHARS = 16 << 10
@@ -75,14 +77,20 @@ DeviceName = Annotated[str, Matches("[a-z]{1,20}(:[0-9]{1,3})?")]
 _Reader = Callable[[Any], Any]
 
 
-def read_fields(cls: type, message: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields from a JSON object; keys that it does not have are left out.
+def read_fields(cls: type, message: Mapping[str, Any], *, exact: bool = False) -> dict[str, Any]:
+    """The values of a dataclass's fields from a JSON object.
+
+    Args:
+        exact: keys that the dataclass does not have are refused, within it too; else they are left out.
 
     Raises:
         FieldError: a key is missing, or its value is none that the field can have.
     """
     found = {}
-    for name, key, reader, required in _readers(cls):
+    readers = _readers(cls, exact)
+    if exact and (unknown := message.keys() - {key for _, key, _, _ in readers}):
+        raise FieldError(f"there is no field {min(unknown)!r:.60}")
+    for name, key, reader, required in readers:
         if key in message:
             try:
                 found[name] = reader(message[key])
@@ -93,13 +101,34 @@ def read_fields(cls: type, message: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def write_fields(record: Any) -> dict[str, Any]:
+    """A dataclass's fields as a JSON object, for ``read_fields``; what has its default value is left out."""
+    keys: Mapping[str, str] = getattr(record, "keys", {})
+    values = {field: getattr(record, field.name) for field in fields(record)}
+    return {
+        keys.get(field.name, field.name): _plain(value)
+        for field, value in values.items()
+        if field.default is MISSING or value != field.default
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return write_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
 def clean_text(text: str) -> str:
     """The text without halves of surrogate pairs, which JSON can hold and no file or terminal can."""
     return text.encode("utf-8", "replace").decode()
 
 
 @cache
-def _readers(cls: type) -> list[tuple[str, str, _Reader, bool]]:
+def _readers(cls: type, exact: bool) -> list[tuple[str, str, _Reader, bool]]:
     """By field: its name, its key on the wire, what reads its value, and whether it must be there."""
     hints = get_type_hints(cls, include_extras=True)
     keys: Mapping[str, str] = getattr(cls, "keys", {})
@@ -107,53 +136,60 @@ def _readers(cls: type) -> list[tuple[str, str, _Reader, bool]]:
         (
             field.name,
             keys.get(field.name, field.name),
-            _reader(hints[field.name], ()),
+            _reader(hints[field.name], (), exact),
             field.default is MISSING and field.default_factory is MISSING,
         )
         for field in fields(cls)
     ]
 
 
-def _reader(hint: Any, limits: tuple[Any, ...]) -> _Reader:
+def _reader(hint: Any, limits: tuple[Any, ...], exact: bool) -> _Reader:
     """What turns a JSON value into one of that type; it raises FieldError for any other value."""
     origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: value
     if origin is Annotated:
-        return _reader(args[0], (*args[1:], *limits))
+        return _reader(args[0], (*args[1:], *limits), exact)
     if origin in (Union, types.UnionType):
-        inner = _reader(next(arg for arg in args if arg is not types.NoneType), limits)
+        inner = _reader(next(arg for arg in args if arg is not types.NoneType), limits, exact)
         return lambda value: None if value is None else inner(value)
-    if origin is tuple:
-        return _list_reader(args, limits)
+    if origin is tuple and Ellipsis not in args:
+        return _tuple_reader(args, exact)
+    if origin in (tuple, Sequence):
+        return _list_reader(args[0], limits, exact)
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping_reader(args, limits)
+        return _mapping_reader(args, limits, exact)
     if is_dataclass(hint):
-        return lambda value: hint(**read_fields(hint, _of(dict, value)))  # type: ignore[operator,arg-type]
+        return lambda value: hint(**read_fields(hint, _of(dict, value), exact=exact))  # type: ignore[operator,arg-type]
     if hint in (int, float):
         return _number_reader(hint, limits)
-    if hint is str:
-        return _text_reader(limits)
+    if hint in (str, Path):
+        text = _text_reader(limits)
+        return text if hint is str else lambda value: Path(text(value))
     return lambda value: _of(hint, value)
 
 
-def _list_reader(args: tuple[Any, ...], limits: tuple[Any, ...]) -> _Reader:
+def _tuple_reader(args: tuple[Any, ...], exact: bool) -> _Reader:
+    items = [_reader(arg, (), exact) for arg in args]
+
+    def read(value: Any) -> Any:
+        if len(_of(list, value)) != len(items):
+            raise FieldError(f"{len(value)} items, not {len(items)}")
+        return tuple(item(one) for item, one in zip(items, value, strict=True))
+
+    return read
+
+
+def _list_reader(hint: Any, limits: tuple[Any, ...], exact: bool) -> _Reader:
     most = _limit(MaxLength, limits, MaxLength(MAX_ITEMS)).count
-    if Ellipsis not in args:
-        inner = [_reader(arg, ()) for arg in args]
-
-        def read_exactly(value: Any) -> Any:
-            if len(_of(list, value)) != len(inner):
-                raise FieldError(f"{len(value)} items, not {len(inner)}")
-            return tuple(read(one) for read, one in zip(inner, value, strict=True))
-
-        return read_exactly
-    item = _reader(args[0], ())
+    item = _reader(hint, (), exact)
     return lambda value: tuple(item(one) for one in _short(_of(list, value), most))
 
 
-def _mapping_reader(args: tuple[Any, ...], limits: tuple[Any, ...]) -> _Reader:
+def _mapping_reader(args: tuple[Any, ...], limits: tuple[Any, ...], exact: bool) -> _Reader:
     most = _limit(MaxLength, limits, MaxLength(MAX_ITEMS)).count
-    key = _read_index if args[0] is int else _reader(args[0], ())
-    item = _reader(args[1], ())
+    key = _read_index if args[0] is int else _reader(args[0], (), exact)
+    item = _reader(args[1], (), exact)
     return lambda value: {key(name): item(one) for name, one in _short(_of(dict, value), most).items()}
 
 
