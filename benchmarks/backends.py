@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +39,7 @@ HOST = "127.0.0.1"
 def play(kind: str, rank: int, folder: Path) -> dict[str, float]:
     """One end's figures: the first sends the streams."""
     told = (folder / "tls").read_text()
-    identity = TlsIdentity.from_credentials(json.loads(told)) if kind == "skyctl TLS" else None
+    identity = TlsIdentity(**json.loads(told)) if kind == "skyctl TLS" else None
     backend = GLOO if kind == "gloo" else "skyctl"
     options = PairOptions({1 - rank: HOST}, {1 - rank: "s"}, identity=identity, backend=backend)
     store = dist.FileStore(str(folder / "store"), 2)  # type: ignore[attr-defined]
@@ -76,7 +77,7 @@ def stream(act: Callable[[int], Any], count: int) -> None:
 def measure(kind: str) -> dict[str, float]:
     """One turn of one kind: wall time of the receiver, CPU time of both ends."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tls").write_text(json.dumps(make_tls_certificate()))
+        (Path(folder) / "tls").write_text(json.dumps(asdict(make_tls_certificate())))
         words = [sys.executable, __file__, "--kind", kind, "--folder", folder, "--end"]
         ends = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
         first, second = (json.loads(end.communicate(timeout=120)[0]) for end in ends)

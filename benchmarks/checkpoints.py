@@ -110,8 +110,8 @@ def _training(folder: Path, hidden: int, dtype: str) -> None:
     try:
         told = {"folder": str(folder / "run"), "every": 3, "keep": 2}
         cuts = [0, layers // 2, layers]
-        payloads = driver.payloads(spec.to_dict(), cuts, 8, "1f1b", 9, checkpoint=told)
-        outcome = pool.run(payloads)
+        orders = driver.orders(spec.to_dict(), cuts, 8, "1f1b", 9, checkpoint=told)
+        outcome = pool.run(orders)
     finally:
         pool.close()
     if outcome.errors:

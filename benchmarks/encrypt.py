@@ -99,7 +99,7 @@ def _stream(ends: list[PeerConnection], size: int, count: int) -> tuple[float, f
 def step_s(driver: Any, pool: Any, layers: int, *, encrypt: bool) -> tuple[float, list[float]]:
     """(median seconds of a step, the losses)."""
     spec = WorkloadSpec(source=GPT, batch_size=BATCH, seed=0)
-    payloads = driver.payloads(
+    orders = driver.orders(
         spec.to_dict(),
         [0, layers // 2, layers],
         MICROBATCHES,
@@ -107,7 +107,7 @@ def step_s(driver: Any, pool: Any, layers: int, *, encrypt: bool) -> tuple[float
         STEPS,
         tls=make_tls_certificate() if encrypt else None,
     )
-    outcome = pool.run(payloads)
+    outcome = pool.run(orders)
     assert not outcome.errors, outcome.errors
     return median(event["iteration_s"] for event in outcome.steps[0][1:]), outcome.losses
 
@@ -130,9 +130,7 @@ def main() -> None:
     """Measures and prints."""
     torch.set_num_threads(1)
     told = make_tls_certificate()
-    case: dict[str, Any] = in_turn(
-        lambda: pair_figures(None), lambda: pair_figures(TlsIdentity.from_credentials(told))
-    )
+    case: dict[str, Any] = in_turn(lambda: pair_figures(None), lambda: pair_figures(told))
     if "--pairs" not in sys.argv:
         layers = load_workload(WorkloadSpec(source=GPT, batch_size=BATCH, seed=0)).layers
         driver = worker_driver()

@@ -58,7 +58,7 @@ def _case(
     sleeping_workload(path, times, WIDTH)
     spec = WorkloadSpec(source=str(path), path=str(path), batch_size=microbatches).to_dict()
     cuts = list(range(len(times) + 1))
-    outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS))
+    outcome = pool.run(driver.orders(spec, cuts, microbatches, schedule, STEPS))
     if outcome.errors:
         raise SystemExit(f"{name}: {outcome.errors}")
 

@@ -82,11 +82,9 @@ def losses() -> None:
 
 
 def _train(driver: Any, pool: Any, spec: WorkloadSpec, cuts: list[int], dtype: str | None) -> list[float]:
-    payloads = driver.payloads(spec.to_dict(), cuts, 4, "1f1b", STEPS)
     streams = ("to_next", "from_next", "to_previous", "from_previous")
-    for payload in payloads:
-        payload["link_dtypes"] = dict.fromkeys(streams, dtype)
-    outcome = pool.run(payloads)
+    dtypes = dict.fromkeys(streams, dtype)
+    outcome = pool.run(driver.orders(spec.to_dict(), cuts, 4, "1f1b", STEPS, link_dtypes=dtypes))
     if outcome.errors:
         raise RuntimeError(f"{dtype}: {outcome.errors}")
     found: list[float] = outcome.losses

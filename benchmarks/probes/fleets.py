@@ -15,6 +15,7 @@ from skyctl.control.node_sessions import connect_nodes, require_all
 from skyctl.errors import SkyctlError
 from skyctl.inventory.cluster_file import read_cluster
 from skyctl.probe.device_probes import DeviceProbes
+from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.peer_addresses import find_peer_addresses
 
@@ -45,7 +46,7 @@ def ready(text: str) -> Iterator[Ready]:
             probes = DeviceProbes()
             try:
                 for session in links.sessions.values():
-                    probes.start(session, {"threads": 1}, name="probe")
+                    probes.start(session, ProbeOrder(None, None, 1, 1.0), name="probe")
                 probes.wait(probes.alive(), "facts", 300.0, lambda m, event: m.facts.update(event))
                 if probes.failures:
                     raise SystemExit(str(probes.failures))

@@ -16,6 +16,7 @@ from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
 from skyctl.transport.process_group import SkyctlProcessGroup  # noqa: E402
 from skyctl.worker.gradient_sync import GradientSync  # noqa: E402
 from skyctl.worker.peer import Peer  # noqa: E402
+from skyctl.worker.rank_order import RoutePlace, SumGroup  # noqa: E402
 
 HOST = "127.0.0.1"
 SECRET = "averaging benchmark"
@@ -28,20 +29,20 @@ def say(*words: object) -> None:
     print("bench", *words, flush=True)
 
 
-def ring_routes(rank: int, count: int) -> list[dict[str, object]]:
+def ring_routes(rank: int, count: int) -> list[RoutePlace]:
     """The rank's place on each of a ring's routes: route i is the path from i + 1 round to its root i."""
     before, after = (rank - 1) % count, (rank + 1) % count
-    routes: list[dict[str, object]] = []
+    routes: list[RoutePlace] = []
     for root in range(count):
         first, last = rank == (root + 1) % count, rank == (root - 1) % count
         routes.append(
-            {
-                "share": 1.0 / count,
-                "up_children": [] if first else [before],
-                "up_parent": None if rank == root else after,
-                "down_parent": None if rank == root else before,
-                "down_children": [] if last else [after],
-            }
+            RoutePlace(
+                share=1.0 / count,
+                up_children=() if first else (before,),
+                up_parent=None if rank == root else after,
+                down_parent=None if rank == root else before,
+                down_children=() if last else (after,),
+            )
         )
     return routes
 
@@ -91,7 +92,7 @@ def main() -> None:
     )
     layer = Parameters(numbers)
     peers = connect_ring(rank, count)
-    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": ring_routes(rank, count)}
+    group = SumGroup(0, 0, tuple(ring_routes(rank, count)), start=0, stop=1)
     sync = GradientSync([layer], 0, [group], peers, format=name, share=1.0 / count, microbatches=count)
     expected = float(sum(range(1, count + 1)))
     values, step = torch.zeros(numbers), 0

@@ -9,7 +9,7 @@ microbatches right after (``stock.py``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -145,16 +145,18 @@ def _measured(case: Case, made: Plan, wires: Chain, folder: Path) -> float:
     sleeping_workload(path, case.times, WIDTH)
     spec = {"source": str(path), "path": str(path), "batch_size": MICROBATCHES}
     stages = len(case.times)
-    payloads = driver.payloads(spec, list(range(stages + 1)), MICROBATCHES, "eager-1f1b", STEPS)
-    for s, payload in enumerate(payloads):
-        payload["in_flight"] = made.stages[s].replicas[0].in_flight
-        payload["receive_window"] = made.problem.receive_window
-        for side, other in (("previous", s - 1), ("next", s + 1)):
-            if payload[side] is not None:
-                payload[side]["host"] = Chain.address(other, s)
+    window = made.problem.receive_window
+    told = driver.orders(
+        spec, list(range(stages + 1)), MICROBATCHES, "eager-1f1b", STEPS, receive_window=window
+    )
+    orders = []
+    for s, order in enumerate(told):
+        hosts = {other: Chain.address(other, s) for other in order.world.hosts}
+        in_flight = made.stages[s].replicas[0].in_flight
+        orders.append(replace(order, in_flight=in_flight, world=replace(order.world, hosts=hosts)))
     pool = driver.Pool(stages, folder, wires.prefix)
     try:
-        outcome = pool.run(payloads)
+        outcome = pool.run(orders)
     finally:
         pool.close()
     if outcome.errors:

@@ -20,6 +20,7 @@ from skyctl.run.rank_failure import RankState
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec, rank_task_name
 
+from ..helpers.orders import rank_order
 from . import lies
 
 NODES = {name: Node(name=name, transport="local") for name in (lies.HONEST, lies.LIAR)}
@@ -68,8 +69,8 @@ def run_state(paths: RunPaths) -> RunState:
 
 def rank_spec(rank: int) -> RankSpec:
     node, layers = list(NODES)[rank], [2 * rank, 2 * rank + 2]
-    payload = {"steps": lies.STEPS, "layers": layers, "microbatches": 4}
-    return RankSpec(rank, node, f"{node}/cpu:0", payload, dict.fromkeys(range(*layers), LIMIT))
+    order = rank_order(rank, len(NODES), steps=lies.STEPS, layers=layers, microbatches=4)
+    return RankSpec(rank, node, f"{node}/cpu:0", order, dict.fromkeys(range(*layers), LIMIT))
 
 
 def names_the_liar(exc: NodeError) -> bool:

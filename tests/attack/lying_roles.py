@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -29,20 +29,21 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.health_monitor import Deadlines, RankHealth, judge_health
 from skyctl.run.rank_failure import FailureReport, RankState
 from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import RankSpec
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.worker import ongoing_sum
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.parameter_root import ParameterRoot, RootWeights
 from skyctl.worker.rank_errors import with_phase
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.rank_order import RoundOptions, Staleness, SumGroup, SumOrder
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.stale_sync import StaleSync
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS, HEADER
 from skyctl.worker.weight_average import GOES_ON, WeightAverage
 from skyctl.workload.recipe import Recipe
 
+from ..helpers.orders import beside, helper_order, rank_order, rank_spec
 from ..worker.sums import RouteEdges, connected, places, ring, star
 from . import lies
 
@@ -57,17 +58,21 @@ Peers = Mapping[int, Any]
 
 @dataclass(frozen=True)
 class Role:
-    """Who lies, and what each rank does: ``act(rank, peers)``; ``payload``: what the launcher has told it."""
+    """Who lies, and what each rank does: ``act(rank, peers)``; ``helps``: it holds no layers.
+
+    ``owned``: each rank's data is its own.
+    """
 
     liar: int
     routes: Sequence[RouteEdges]
     act: Callable[[int, Peers], None]
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    helps: bool = False
+    owned: bool = False
 
 
 def _sum(rank: int, peers: Peers) -> None:
     routes = star(COUNT, root=2)
-    part = RouteSum(0, [RoutePlace.from_payload(one) for one in places(routes, rank)], peers)
+    part = RouteSum(0, places(routes, rank), peers)
     layout = make_layout(NUMBERS, [1.0], CHUNK)
     try:
         for step in range(STEPS):
@@ -95,10 +100,9 @@ def _train(rank: int, peers: Peers) -> None:
             lambda _parameters, optimizer: LearningRateScheduler(optimizer, Recipe(total_steps=STEPS)),
         )
         root = ParameterRoot(held, range(COUNT), staleness=1, first=0, steps=STEPS)
-    routes = places(star(COUNT), rank)
-    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 3, "routes": routes}
-    sync_spec = {"groups": [group], "chunk_bytes": CHUNK, "staleness": {"most": 1}}
-    sync = StaleSync(layers, rank, sync_spec, peers, share=1 / COUNT, first=0, steps=STEPS, root=root)
+    group = SumGroup(0, 0, tuple(places(star(COUNT), rank)), start=0, stop=3)
+    sums = SumOrder("float32", CHUNK, (group,), staleness=Staleness(1))
+    sync = StaleSync(layers, rank, sums, peers, share=1 / COUNT, first=0, steps=STEPS, root=root)
     try:
         for clock in range(STEPS):
             sync.start_step()
@@ -111,8 +115,7 @@ def _train(rank: int, peers: Peers) -> None:
 
 
 def _average(rank: int, peers: Peers) -> None:
-    routes = places(ring(COUNT), rank)
-    group = {"number": 0, "start": 0, "stop": 2, "first_tag": 0, "routes": routes}
+    group = SumGroup(0, 0, tuple(places(ring(COUNT), rank)), start=0, stop=2)
     layers = [nn.Linear(5, 3), nn.Linear(3, 2)]
     average = WeightAverage(layers, 0, [group], peers, chunk_bytes=CHUNK)
     try:
@@ -130,10 +133,10 @@ def _close(peers: Peers) -> None:
 
 
 ROLES: Mapping[str, Role] = {
-    "helper": Role(2, star(COUNT, root=2), _sum, {"helps": True}),
+    "helper": Role(2, star(COUNT, root=2), _sum, helps=True),
     "root": Role(0, star(COUNT), _train),
     "worker": Role(1, star(COUNT), _train),
-    "owner": Role(1, ring(COUNT), _average, {"rounds": {"owner": lies.LIAR}}),
+    "owner": Role(1, ring(COUNT), _average, owned=True),
 }
 KINDS = (
     *("header", "noise", "short", "long", "frame"),  # malformed
@@ -268,19 +271,10 @@ def make_group(role: Role) -> tuple[RankGroup, list[RankState]]:
     for rank, name in enumerate(names):
         edges = [edge for _, _, up, down in role.routes for edge in (*up, *down) if rank in edge]
         peers = sorted({other for edge in edges for other in edge} - {rank})
-        told: dict[str, Any] = {
-            "steps": STEPS,
-            "layers": [0, 4],
-            "stage": 0,
-            "stages": 1,
-            "pipeline": rank,
-            "sync": {"peers": [{"rank": peer} for peer in peers]},
-        }
-        if rank == role.liar or "rounds" in role.payload:
-            told |= role.payload
-        if "rounds" in told:
-            told["rounds"] = {"owner": name}
-        specs.append(RankSpec(rank, name, f"{name}/cpu:0", told, dict.fromkeys(range(4), 10_000)))
+        rounds = RoundOptions(1, owner=name) if role.owned else None
+        held = beside(rank_order(steps=STEPS, layers=[0, 4]), rank, peers, rounds=rounds)
+        order = helper_order(held) if role.helps and rank == role.liar else held
+        specs.append(rank_spec(rank, name, order, shard_limits=dict.fromkeys(range(4), 10_000)))
     sessions: Any = {
         name: SimpleNamespace(node=node, host="127.0.0.1", lost=None, silent_s=0.0, disconnected_s=0.0)
         for name, node in nodes.items()

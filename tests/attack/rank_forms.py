@@ -10,10 +10,12 @@ from skyctl.records.backend import Backend, BackendChoice
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
-from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs, replica_sets
+from skyctl.run.rank_spec import check_plan_fits, rank_specs
+from skyctl.worker.rank_order import AnyRankOrder
+from skyctl.workload.workload_spec import WorkloadSpec
 
 from ..helpers.hybrid_plans import hybrid_plan, summed_at
+from ..helpers.orders import sent_orders
 
 LAYERS, MICROBATCHES = 7, 4
 NAMES = tuple("abcd")
@@ -50,9 +52,9 @@ def make_plan(form: str) -> Plan:
     return Plan.model_validate(made)
 
 
-def payloads(
+def orders(
     form: str, workload: Any, steps: int, *, encrypt: bool, backend: Backend = "skyctl"
-) -> list[dict[str, Any]]:
+) -> list[AnyRankOrder]:
     """By rank."""
     made = make_plan(form)
     if backend != "skyctl":
@@ -64,10 +66,8 @@ def payloads(
         CLUSTER,
         run_id="test",
         steps=steps,
-        workload=dict.fromkeys(NAMES, workload),
+        workload=dict.fromkeys(NAMES, WorkloadSpec.from_dict(workload)),
         addresses=dict.fromkeys(NAMES, "127.0.0.1"),
-        recipe={"total_steps": steps},
         weights=False,
     )
-    told = make_credentials(len(specs), peer_pairs(specs), replica_sets(specs), encrypt=encrypt)
-    return [{**spec.payload, **secret, "facts": False} for spec, secret in zip(specs, told, strict=True)]
+    return sent_orders(specs, encrypt=encrypt)

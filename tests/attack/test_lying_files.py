@@ -17,9 +17,10 @@ from skyctl.errors import ProtocolError
 from skyctl.files import RunPaths
 from skyctl.run.artifacts import _check_weights, _plain_trace, gather_weights
 from skyctl.run.event_sink import RunFolderSink
-from skyctl.run.rank_spec import RankSpec, rank_task_name
+from skyctl.run.rank_spec import rank_task_name
 from skyctl.supervision.run_journal import RunJournal
 
+from ..helpers.orders import rank_order, rank_spec
 from . import lies
 from .lying_ranks import (
     NODES,
@@ -31,7 +32,7 @@ from .lying_ranks import (
 
 def test_what_a_trace_holds() -> None:
     rng = random.Random(SEED)
-    spec = RankSpec(1, lies.LIAR, f"{lies.LIAR}/cpu:0", {"microbatches": 4})
+    spec = rank_spec(1, lies.LIAR)
     refused = 0
     for lie in lies.lies(rng, [lies.TRACE], 80):
         try:
@@ -97,7 +98,7 @@ def test_weights_that_are_not_its_own(tmp_path: Path) -> None:
 
     from skyctl.checkpoint import safetensors
 
-    spec = RankSpec(1, lies.LIAR, f"{lies.LIAR}/cpu:0", {"layers": [2, 4]})
+    spec = rank_spec(1, lies.LIAR, rank_order(layers=[2, 4]))
     file = tmp_path / "part"
     safetensors.save(file, {"2.weight": torch.ones(3), "3.weight": torch.ones(3)}, {"layer.2": "a"})
     _check_weights(file, spec)

@@ -17,12 +17,11 @@ import pytest
 import torch
 from tests.attack import middle
 from tests.attack.backends import GLOO, SKYCTL, Over, unpromised
-from tests.attack.rank_forms import FORMS, payloads
+from tests.attack.rank_forms import FORMS, orders
 
 from skyctl.errors import RunError
 from skyctl.remote.credentials import make_credentials
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
-from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.work import Work
 
 Workloads = Callable[..., dict[str, Any]]
@@ -46,12 +45,14 @@ class Neighbours:
 
     def __init__(self, encrypt: bool) -> None:
         told = make_credentials(4, [(0, 1), (1, 2), (2, 3)], encrypt=encrypt)
-        identity = TlsIdentity.from_credentials(told[0].get("tls"))
 
         def end(rank: int, other: int) -> PeerConnection:
-            secret = told[rank]["secrets"][str(other)]
             return PeerConnection(
-                f"rank {other}", 10.0, secret=secret, identity=identity, log=lambda _line: None
+                f"rank {other}",
+                10.0,
+                secret=told[rank].secrets[other],
+                identity=told[rank].tls,
+                log=lambda _line: None,
             )
 
         self.pairs: list[Ends] = [(end(i, i + 1), end(i + 1, i)) for i in range(3)]
@@ -229,10 +230,10 @@ def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
     if over.backend == GLOO:  # they may be of no use afterwards
         ranks = request.getfixturevalue("fresh_ranks")
     door = between(middle.Middle, middle.delaying(1, 0.004))
-    calm = ranks.run(payloads(form, workload(batch_size=8), 3, encrypt=False))
+    calm = ranks.run(orders(form, workload(batch_size=8), 3, encrypt=False))
     assert not calm.errors, calm.errors
     ranks.stall_s = STALL_S if over.backend == GLOO else ranks.stall_s
-    way, told = through(door, over), payloads(form, workload(batch_size=8), 3, encrypt=encrypt)
+    way, told = through(door, over), orders(form, workload(batch_size=8), 3, encrypt=encrypt)
     late = run(ranks, over, told, lambda *_: None, way)
     assert not late.errors, late.errors
     assert len(late.losses) == 3
@@ -243,7 +244,7 @@ def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
         if event["event"] == "step":
             door.close()
 
-    all_name_peers(run(ranks, over, payloads(form, workload(batch_size=8), 1000, encrypt=encrypt), cut, way))
+    all_name_peers(run(ranks, over, orders(form, workload(batch_size=8), 1000, encrypt=encrypt), cut, way))
 
 
 @pytest.mark.attack
@@ -269,11 +270,11 @@ def test_a_run_through_tls_ends_where_it_is_altered(
     over.attempt = f"in the middle, skyctl under TLS: {alter}"
     if over.backend == GLOO:  # they may be of no use afterwards
         ranks = request.getfixturevalue("fresh_ranks")
-    calm = ranks.run(payloads(form, workload(batch_size=8), 100, encrypt=False))
+    calm = ranks.run(orders(form, workload(batch_size=8), 100, encrypt=False))
     ranks.stall_s = STALL_S if over.backend == GLOO else ranks.stall_s
     door = between(middle.Middle, ALTERED[alter](20_000))
     encrypt, steps = (True, 1000) if over.backend == SKYCTL else (False, 200)
-    told = payloads(form, workload(batch_size=8), steps, encrypt=encrypt)
+    told = orders(form, workload(batch_size=8), steps, encrypt=encrypt)
     ended = run(ranks, over, told, lambda *_: None, through(door, over))
     all_name_peers(ended, "RunError")  # of those who have seen it, and not only lost a peer
     done = min(len(steps) for steps in ended.steps.values())

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.worker.cut_check.comparison import compare_cut
+from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroup, SumOrder
 from skyctl.workload.workload import Workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -96,10 +97,10 @@ def _ranks(
     pool: driver.Pool, workload: Workload, path: Path, cuts: list[int], schedule: str
 ) -> driver.Outcome:
     spec = make_spec(str(path), batch_size=BATCH).to_dict()
-    payloads = driver.payloads(spec, cuts, MICROBATCHES, schedule, STEPS, weights=True)
+    orders = driver.orders(spec, cuts, MICROBATCHES, schedule, STEPS, weights=True)
     if len(cuts) > 2:
-        _tell_of_ties(payloads, workload, cuts[1])
-    outcome = pool.run(payloads)
+        _tell_of_ties(orders, workload, cuts[1])
+    outcome = pool.run(orders)
     if outcome.errors:
         first = min(outcome.errors.values(), key=lambda error: "Peer" in error.get("type", "Peer"))
         said = f"{first.get('message')} | next: {first.get('hint')}"
@@ -109,19 +110,15 @@ def _ranks(
     return outcome
 
 
-def _tell_of_ties(payloads: list[dict[str, Any]], workload: Workload, cut: int) -> None:
+def _tell_of_ties(orders: list[RankOrder], workload: Workload, cut: int) -> None:
     """Tells both ranks of the parameters that they share, as ``skyctl.run.sum_spec`` does."""
     shared = {one.layers for one in workload.shared_parameters if one.gradient_bytes}
     ties = sorted(layers for layers in shared if layers[0] < cut <= layers[-1])
-    for rank, payload in enumerate(payloads if ties else ()):
-        up, down = ([1], None) if rank == 0 else ([], 0)
-        route = {"share": 1.0, "up_children": up, "up_parent": down, "down_parent": down, "down_children": up}
-        groups = [
-            {"number": number, "first_tag": 4 * number, "tie": list(tie), "routes": [route]}
-            for number, tie in enumerate(ties)
-        ]
-        peers = [{"rank": 1 - rank, "host": "127.0.0.1", "device": "cpu:0"}]
-        payload["sync"] = {"format": "float32", "chunk_bytes": 64, "groups": groups, "peers": peers}
+    for rank, order in enumerate(orders if ties else ()):
+        children, parent = ((1,), None) if rank == 0 else ((), 0)
+        route = RoutePlace(1.0, children, parent, parent, children)
+        groups = [SumGroup(number, 4 * number, (route,), tie=tie) for number, tie in enumerate(ties)]
+        orders[rank] = replace(order, sync=SumOrder("float32", 64, tuple(groups)))
 
 
 def _compare(

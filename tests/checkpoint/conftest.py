@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.checkpoint.replicator_process import Node, Nodes
+
+from skyctl.transport.tls_identity import TlsIdentity
 
 
 @pytest.fixture
@@ -15,8 +16,8 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     """Starts replicators; at the end none has printed anything that was not expected."""
     started: list[Node] = []
 
-    def start(name: str, **payload: Any) -> Node:
-        started.append(Node(name, tmp_path / name, **payload))
+    def start(name: str, tls: TlsIdentity | None = None) -> Node:
+        started.append(Node(name, tmp_path / name, tls))
         started[-1].start()
         return started[-1]
 

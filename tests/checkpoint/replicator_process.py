@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.frames import read_frame, write_frame
+from skyctl.agent.task_orders import write_order
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.atomic_file import FileDigest
+from skyctl.checkpoint.replicator_order import ReplicatorOrder
 from skyctl.checkpoint.shard_client import ReplicatorCredentials
 from skyctl.transport.tls_identity import TlsIdentity
 
@@ -33,7 +35,7 @@ from skyctl.agent.frames import write_frame
 from skyctl.checkpoint import replicator
 channel = TaskChannel(socket.socket(fileno=int(sys.argv[1])), Path("."), Path("."))
 try:
-    result = replicator.main(channel.recv()[0], channel)
+    result = replicator.main(channel.recv()[0]["payload"], channel)
     channel.send({"event": "result", "torch": "torch" in sys.modules, **result})
 except EOFError:
     pass
@@ -46,7 +48,7 @@ channel.close()
 class Node:
     """A replicator's process, and the launcher's side of its line."""
 
-    def __init__(self, name: str, folder: Path, **payload: Any) -> None:
+    def __init__(self, name: str, folder: Path, tls: TlsIdentity | None = None) -> None:
         ours, theirs = socket.socketpair()
         self.name, self.folder = name, folder
         self.events: list[dict[str, Any]] = []
@@ -62,12 +64,11 @@ class Node:
         self._thread.start()
         self.port = 0
         self._printed: str | None = None
-        self._payload = {"run_id": "r", "folder": str(folder), "secret": SECRET, "poll_s": 0.05, **payload}
-        self._payload.setdefault("node", name)
+        self._order = ReplicatorOrder("r", name, folder, SECRET, address="127.0.0.1", poll_s=0.05, tls=tls)
 
     def start(self) -> None:
         """Returns once it listens."""
-        self.send({"address": "127.0.0.1", **self._payload})
+        self.send({"payload": write_order(self._order)})
         self.port = int(self.wait("listening")["port"])
 
     @property

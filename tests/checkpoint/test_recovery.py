@@ -31,7 +31,7 @@ def test_the_newest_step_that_is_there_in_full() -> None:
     assert chosen is not None
     assert (chosen.step, chosen.disagreeing) == (60, ())
     assert chosen.layers[0].nodes == ("n1", "n2")
-    assert chosen.sha256s(1, 3) == {"1": A, "2": A}
+    assert chosen.sha256s(1, 3) == {1: A, 2: A}
     assert newest_restore_point(holdings, 4) is None
     assert newest_restore_point({}, 1) is None
     holdings["n2"][80] = {2: held()}

@@ -74,7 +74,7 @@ def test_one_pulls_from_another(encrypted: bool, nodes: Nodes, tmp_path: Path) -
 
 
 def test_a_file_that_came_another_way(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes("n1", address=None, towards="127.0.0.1", interface="lo")
+    node = nodes("n1")
     (tmp_path / "pushed").write_bytes(b"over the launcher")
     sha = hashlib.sha256(b"over the launcher").hexdigest()
     files = {

@@ -25,7 +25,6 @@ from skyctl.checkpoint.shard_server import handshake_purpose
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.handshake import connect_authenticated
-from skyctl.transport.tls_identity import TlsIdentity
 
 
 def test_strangers_get_nothing_and_keep_nobody_out(nodes: Nodes, tmp_path: Path) -> None:
@@ -57,10 +56,10 @@ def test_under_tls_another_certificate_and_none_are_refused(nodes: Nodes, tmp_pa
     node = nodes("n1", tls=right)
     shas = put(node.folder, 60, range(1))
     where = ReplicatorAddress("127.0.0.1", node.port, "n1")
-    with ShardClient(where, credentials(identity=TlsIdentity.from_credentials(right))) as peer:
+    with ShardClient(where, credentials(identity=right)) as peer:
         assert peer.list()[60][0].sha256 == shas["0"]
     with pytest.raises(ReplicatorUnreachableError):
-        ShardClient(where, credentials(identity=TlsIdentity.from_credentials(wrong)))
+        ShardClient(where, credentials(identity=wrong))
     with pytest.raises(ReplicatorUnreachableError), ShardClient(where, credentials()) as peer:
         peer.list()
 

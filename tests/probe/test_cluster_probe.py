@@ -87,7 +87,7 @@ class FakeSession:
         self.tasks: list[FakeTask] = []
         self._script = script
 
-    def start_task(self, module: str, payload: dict[str, Any], **_: Any) -> FakeTask:
+    def start_task(self, module: str, message: dict[str, Any], **_: Any) -> FakeTask:
         assert module == "skyctl.probe.node.probe_task"
         self.tasks.append(FakeTask(self._script))
         return self.tasks[-1]
@@ -189,10 +189,10 @@ def test_every_device_of_a_node_has_its_process_and_one_pair_is_measured() -> No
     them = cluster("a")
 
     class Many(FakeSession):
-        def start_task(self, module: str, payload: dict[str, Any], **_: Any) -> FakeTask:
-            device = payload["device"] or "cuda:0"
+        def start_task(self, module: str, message: dict[str, Any], **_: Any) -> FakeTask:
+            device = message["device"] or "cuda:0"
             self._script = {**GOOD, "start": [{**FACTS, "device": device, "devices": devices}]}
-            return super().start_task(module, payload)
+            return super().start_task(module, message)
 
     profile = measure_cluster(them, {"a": Many(them.node("a"), {})})
     assert [d.id for d in profile.devices] == ["a/cuda:0", "a/cuda:1", "a/cuda:2"]

@@ -12,12 +12,13 @@ import pytest
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
 from skyctl.run.artifacts import gather_traces
-from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import RankResult
+
+from ..helpers.orders import rank_spec
 
 
 def run(traces: dict[int, str]) -> Any:
-    specs = [RankSpec(rank, f"n{rank}", f"n{rank}/cpu:0", {"microbatches": 1}) for rank in range(2)]
+    specs = [rank_spec(rank, f"n{rank}") for rank in range(2)]
     results = {rank: RankResult(1, trace=path) for rank, path in traces.items()}
     return SimpleNamespace(specs=specs, paths=RunPaths.new(), results=lambda: results)
 

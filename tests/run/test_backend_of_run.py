@@ -14,6 +14,7 @@ from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.plan import Plan
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.rank_spec import rank_specs
+from skyctl.workload.workload_spec import WorkloadSpec
 
 BOTH = ("a/cpu:0", "b/cpu:0")
 
@@ -110,7 +111,7 @@ def test_ranks_are_told_what_the_plan_says(plan: Plan, backend: str) -> None:
         CLUSTER,
         run_id="r",
         steps=1,
-        workload={"a": {}, "b": {}},
+        workload=dict.fromkeys("ab", WorkloadSpec("gpt:")),
         addresses={"a": "10.0.0.1", "b": "10.0.0.2"},
     )
-    assert {spec.payload["backend"] for spec in specs} == {backend}
+    assert {spec.order.world.backend for spec in specs} == {backend}

@@ -11,13 +11,14 @@ from skyctl.agent.task_events import read_event, to_message
 from skyctl.control.sum_benchmark import gradients_source
 from skyctl.errors import RunError, WorkloadError
 from skyctl.run.batch_check import step_fault
-from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.batch_sketch import sketch_batch
 from skyctl.worker.rank_events import BatchSketch, StepEvent
+from skyctl.workload.workload_spec import WorkloadSpec
 
 from ..helpers.events import step_event, step_message
+from ..helpers.orders import rank_order, rank_spec
 
-SPECS = [RankSpec(i, node, f"{node}/cpu:0", {}) for i, node in enumerate("abc")]
+SPECS = [rank_spec(i, node) for i, node in enumerate("abc")]
 INPUTS, TARGETS = torch.randn(8, 3), torch.arange(8)
 SKETCH = replace(sketch_batch((INPUTS, TARGETS), 0, "x"), epoch=0, index=0, length=5)
 OTHER = replace(sketch_batch((INPUTS.flip(0), TARGETS.flip(0)), 0, "x"), epoch=0, index=0, length=5)
@@ -56,7 +57,7 @@ def test_ends_that_differ_are_named_with_the_usual_causes(last: BatchSketch, wor
 
 def test_each_pipelines_ends_are_compared_and_the_pipelines_with_the_first() -> None:
     """Of whole batches all contents; of parts, which are other samples, those of a pipeline's ends alone."""
-    rows = [RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"pipeline": i // 2, "stage": i % 2}) for i in range(4)]
+    rows = [rank_spec(i, f"n{i}", rank_order(i % 2, 2, pipeline=i // 2)) for i in range(4)]
 
     def found(*sketches: BatchSketch) -> str:
         error = step_fault(2, 1.0, [step_event(2, batch=sketch) for sketch in sketches], rows)
@@ -108,11 +109,8 @@ def test_a_loss_that_is_no_number_says_whether_the_data_was() -> None:
 
 def test_sums_without_a_model_do_not_diverge() -> None:
     """``bench-sync`` has no learning rate, and no model() or data() of the user's."""
-    workload = {"source": gradients_source(400)}
-    specs = [
-        RankSpec(i, node, f"{node}/cpu:0", {"pipeline": i, "workload": workload})
-        for i, node in enumerate("ab")
-    ]
+    workload = WorkloadSpec(gradients_source(400))
+    specs = [rank_spec(i, node, rank_order(pipeline=i, workload=workload)) for i, node in enumerate("ab")]
     nan = float("nan")
     for step in (0, 2):
         found = step_fault(step, nan, [step_event(step, loss=0.0), step_event(step, loss=nan)], specs)

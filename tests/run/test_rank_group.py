@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from skyctl.agent.task_orders import read_order
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.cluster import Node
@@ -23,8 +24,11 @@ from skyctl.run.health_monitor import FIRST_CAUSE_GRACE_S, Deadlines
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec
 from skyctl.run.restart_policy import classify
+from skyctl.worker.rank_order import RANK_ORDERS, AnyRankOrder
 
 from ..helpers.events import step_message
+from ..helpers.orders import beside as sums_beside
+from ..helpers.orders import helper_order, rank_order, rank_spec
 
 QUICK = Deadlines(start_s=0.6, silence_s=0.6, stall_s=0.6, stall_steps=0.0)
 
@@ -70,24 +74,15 @@ class Stage:
         helpers: int = 0,
     ) -> None:
         self.tasks = [Scripted(f"rank-{i}") for i in range(ranks)]
-        self.secrets: dict[int, dict[str, str]] = {}
-        ends = [None, *({"rank": i} for i in range(ranks)), None]
-        specs = [
-            RankSpec(
-                i,
-                f"n{i}",
-                f"n{i}/cpu:0",
-                {"steps": steps, "layers": [i, i + 1], "previous": ends[i], "next": ends[i + 2]},
-            )
-            for i in range(ranks)
-        ]
+        self.secrets: dict[int, Mapping[int, str]] = {}
+        orders: list[AnyRankOrder] = [rank_order(i, ranks, steps=steps) for i in range(ranks)]
         if beside:  # a pipeline each, and each sums with each
-            for spec in specs:
-                peers = [{"rank": rank} for rank in range(ranks) if rank != spec.rank]
-                place = {"pipeline": spec.rank, "stage": 0, "stages": 1, "layers": [0, 1]}
-                spec.payload.update(place, sync={"peers": peers})
-        for spec in specs[ranks - helpers :]:
-            spec.payload.update(helps=True, pipeline=None, layers=[0, 0])
+            peers = [[peer for peer in range(ranks) if peer != rank] for rank in range(ranks)]
+            held = rank_order(steps=steps, ranks=ranks)
+            orders = [sums_beside(held, rank, peers[rank]) for rank in range(ranks)]
+        for rank in range(ranks - helpers, ranks):
+            orders[rank] = helper_order(orders[rank])
+        specs = [rank_spec(rank, f"n{rank}", order) for rank, order in enumerate(orders)]
         sessions = {
             f"n{i}": SimpleNamespace(
                 node=Node(name=f"n{i}", transport="local"),
@@ -110,9 +105,10 @@ class Stage:
         return True
 
     def _starter(self, rank: int) -> Any:
-        def start(module: str, payload: dict[str, Any], *, name: str) -> Scripted:
-            assert all(len(secret) == 32 for secret in payload["secrets"].values())
-            self.secrets[rank] = payload["secrets"]
+        def start(module: str, message: dict[str, Any], *, name: str) -> Scripted:
+            secrets = read_order(RANK_ORDERS, message).world.secrets
+            assert all(len(secret) == 32 for secret in secrets.values())
+            self.secrets[rank] = secrets
             return self.tasks[rank]
 
         return start
@@ -156,8 +152,8 @@ def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
         {"op": "stored", "key": "at/0/1", "value": "00"},
         {"op": "start"},
     ]
-    assert [sorted(told) for told in stage.secrets.values()] == [["1"], ["0", "2"], ["1"]]
-    assert stage.secrets[0]["1"] == stage.secrets[1]["0"] != stage.secrets[1]["2"]
+    assert [sorted(told) for told in stage.secrets.values()] == [[1], [0, 2], [1]]
+    assert stage.secrets[0][1] == stage.secrets[1][0] != stage.secrets[1][2]
     stage.step(0)
     stage.step(1)
     for i, task in enumerate(stage.tasks):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.helpers.hybrid_plans import hybrid_plan
 from tests.plan_changes import with_stage
 
+from skyctl.checkpoint.recovery import RestorePoint, ShardSource
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import (
@@ -23,8 +27,9 @@ from skyctl.records.problem import Device, Layer, Link, Problem, Tie
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.run.rank_spec import (
+    AttemptCheckpoints,
+    RankSpec,
     check_plan_fits,
-    clock_references,
     holding_specs,
     last_ranks,
     peer_pairs,
@@ -32,6 +37,17 @@ from skyctl.run.rank_spec import (
     used_nodes,
 )
 from skyctl.run.round_spec import check_rounds
+from skyctl.worker.rank_order import (
+    CheckpointOptions,
+    HelperOrder,
+    LinkDtypes,
+    RankOrder,
+    ResumePoint,
+    RoutePlace,
+    SumOrder,
+)
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload_spec import WorkloadSpec
 
 
 def make_plan(*devices: str) -> Plan:
@@ -64,6 +80,7 @@ def make_plan(*devices: str) -> Plan:
     )
 
 
+TOLD = dict.fromkeys(("a", "b", "idle", "d"), WorkloadSpec("train.py"))
 CLUSTER = Cluster(
     name="c",
     nodes=(
@@ -75,7 +92,7 @@ CLUSTER = Cluster(
 
 
 def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
-    told = {"a": {"path": "/a/train.py"}, "b": {"path": "/b/train.py"}}
+    told = {name: WorkloadSpec("train.py", path=f"/{name}/train.py") for name in ("a", "b")}
     specs = rank_specs(
         make_plan("b/cpu:0", "a/cpu:0"),
         CLUSTER,
@@ -85,15 +102,34 @@ def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
         addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
     )
     assert [(s.rank, s.node, s.device) for s in specs] == [(0, "b", "b/cpu:0"), (1, "a", "a/cpu:0")]
-    first, last = (s.payload for s in specs)
-    assert first["previous"] is None
-    assert first["next"] == {"rank": 1, "host": "192.0.2.1", "device": "cpu:0"}
-    assert last["previous"] == {"rank": 0, "host": "192.0.2.9", "device": "cpu:0"}
-    assert last["next"] is None
-    assert first["workload"]["path"] == "/b/train.py"
-    assert (first["slowdown"], last["threads"]) == (3.0, 2)
-    assert first["layers"] == [0, 1]
-    assert (first["recompute"], first["weights_behind"]) == (False, 0)
+    first, last = held(specs)
+    assert (first.world.before, first.world.after, first.world.hosts) == (None, 1, {1: "192.0.2.1"})
+    assert (last.world.before, last.world.after, last.world.hosts) == (0, None, {0: "192.0.2.9"})
+    assert first.workload.path == "/b/train.py"
+    assert (first.slowdown, last.threads) == (3.0, 2)
+    assert first.layers == (0, 1)
+    assert (first.recompute, first.weights_behind) == (False, 0)
+    assert (first.checkpoint, first.resume, first.first_step) == (None, None, 0)
+
+
+def test_ranks_know_what_they_go_on_from_and_where_they_keep_their_own() -> None:
+    shards = {layer: ShardSource(f"{layer}" * 64, 1, ("a",)) for layer in range(2)}
+    checkpoints = AttemptCheckpoints(
+        attempt=3, folders={"a": "/a/r", "b": "/b/r"}, origin=RestorePoint(5, 2, shards), every=4, keep=9
+    )
+    specs = rank_specs(
+        make_plan("b/cpu:0", "a/cpu:0"),
+        CLUSTER,
+        run_id="r",
+        steps=7,
+        workload=TOLD,
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
+        checkpoints=checkpoints,
+    )
+    first, last = held(specs)
+    assert first.checkpoint == CheckpointOptions(Path("/b/r"), every=4, keep=9, at_end=True, attempt=3)
+    assert (first.resume, first.first_step) == (ResumePoint(5, Path("/b/r"), {0: "0" * 64}), 5)
+    assert last.resume == ResumePoint(5, Path("/a/r"), {1: "1" * 64})
 
 
 def test_a_launch_uses_the_threads_that_were_measured() -> None:
@@ -107,10 +143,10 @@ def test_a_launch_uses_the_threads_that_were_measured() -> None:
         CLUSTER,
         run_id="r",
         steps=2,
-        workload={"a": {}, "b": {}},
+        workload=TOLD,
         addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
     )
-    assert [s.payload["threads"] for s in specs] == [4, 2], "what cluster.yaml says goes first"
+    assert [order.threads for order in held(specs)] == [4, 2], "what cluster.yaml says goes first"
 
 
 def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:
@@ -129,18 +165,13 @@ def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:
         CLUSTER,
         run_id="r",
         steps=1,
-        workload={"a": {}, "b": {}, "idle": {}},
+        workload=TOLD,
         addresses={"a": "192.0.2.1", "b": "192.0.2.9", "idle": "192.0.2.3"},
     )
-    first, middle, last = (spec.payload["link_dtypes"] for spec in specs)
-    assert first == {"to_next": "int8", "from_next": "bfloat16", "to_previous": None, "from_previous": None}
-    assert middle == {
-        "to_next": None,
-        "from_next": "int8",
-        "to_previous": "bfloat16",
-        "from_previous": "int8",
-    }
-    assert (last["to_previous"], last["from_previous"], last["to_next"]) == ("int8", None, None)
+    first, middle, last = (order.link_dtypes for order in held(specs))
+    assert first == LinkDtypes(to_next="int8", from_next="bfloat16")
+    assert middle == LinkDtypes(from_next="int8", to_previous="bfloat16", from_previous="int8")
+    assert last == LinkDtypes(to_previous="int8")
 
 
 def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> None:
@@ -175,6 +206,21 @@ def test_a_device_the_inventory_does_not_list_is_refused() -> None:
     check_plan_fits(make_plan("a/cuda:0"), cluster)
 
 
+def held(specs: Sequence[RankSpec]) -> list[RankOrder]:
+    """The orders, all of ranks that hold layers."""
+    return [spec.order for spec in specs if isinstance(spec.order, RankOrder)]
+
+
+def sums(spec: RankSpec) -> SumOrder:
+    assert spec.order.sync is not None
+    return spec.order.sync
+
+
+def clocks(specs: Sequence[RankSpec]) -> list[tuple[int | None, tuple[int, ...]]]:
+    """By rank, with whose clock it compares its own, and who theirs with its."""
+    return [(spec.order.world.clock_of, spec.order.world.clock_for) for spec in specs]
+
+
 def make_plan_side_by_side(root: str = "b/cpu:0", layers: int = 3) -> Plan:
     """Pipelines of 1 and 3 microbatches on b and a, summed by a star; and a device that holds nothing."""
     base = make_plan("b/cpu:0", "a/cpu:0", "idle/cpu:0")
@@ -205,34 +251,29 @@ def test_pipelines_side_by_side_know_their_microbatches_and_whom_to_sum_with() -
         CLUSTER,
         run_id="r",
         steps=7,
-        workload={"a": {}, "b": {}},
+        workload=TOLD,
         addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
     )
-    first, second = (spec.payload for spec in specs)
-    assert [(p["pipeline"], p["stage"], p["stages"], p["layers"]) for p in (first, second)] == [
-        (0, 0, 1, [0, 3]),
-        (1, 0, 1, [0, 3]),
+    first, second = held(specs)
+    assert [(o.pipeline, o.stage, o.stages, o.layers) for o in (first, second)] == [
+        (0, 0, 1, (0, 3)),
+        (1, 0, 1, (0, 3)),
     ]
-    assert (first["microbatches"], first["microbatch_range"]) == (4, [0, 1])
-    assert (second["microbatches"], second["microbatch_range"]) == (4, [1, 4])
-    assert all(payload[side] is None for payload in (first, second) for side in ("previous", "next"))
-    assert (first["weights"], second["weights"]) == (True, False), "one pipeline's are enough"
-    sync = second["sync"]
-    assert (sync["format"], sync["chunk_bytes"]) == ("float32", 1024)
-    assert sync["peers"] == [{"rank": 0, "host": "192.0.2.9", "device": "cpu:0"}]
-    [group] = sync["groups"]
-    assert (group["number"], group["start"], group["stop"]) == (0, 0, 3)
-    assert group["routes"] == [
-        {"share": 1.0, "up_children": [], "up_parent": 0, "down_parent": 0, "down_children": []}
-    ]
-    [root] = first["sync"]["groups"][0]["routes"]
-    assert (root["up_children"], root["up_parent"], root["down_children"]) == ([1], None, [1])
+    assert (first.microbatches, first.microbatch_range) == (4, (0, 1))
+    assert (second.microbatches, second.microbatch_range) == (4, (1, 4))
+    assert all(one.world.before is None and one.world.after is None for one in (first, second))
+    assert (first.weights, second.weights) == (True, False), "one pipeline's are enough"
+    assert first.sync is not None
+    assert second.sync is not None
+    assert (second.sync.format, second.sync.chunk_bytes) == ("float32", 1024)
+    assert second.world.hosts == {0: "192.0.2.9"}
+    [group] = second.sync.groups
+    assert (group.number, group.start, group.stop) == (0, 0, 3)
+    assert group.routes == (RoutePlace(1.0, (), 0, 0, ()),)
+    [root] = first.sync.groups[0].routes
+    assert (root.up_children, root.up_parent, root.down_children) == ((1,), None, (1,))
     assert (last_ranks(specs), peer_pairs(specs)) == ((0, 1), [(0, 1)])
-    assert [(p["sync"]["clock_of"], p["sync"]["clock_for"]) for p in (first, second)] == [
-        (None, [1]),
-        (0, []),
-    ]
-    assert clock_references(specs) == [None, 0]
+    assert clocks(specs) == [(None, (1,)), (0, ())]
 
 
 def test_a_helper_comes_last_and_is_told_no_workload() -> None:
@@ -254,8 +295,8 @@ def test_a_helper_comes_last_and_is_told_no_workload() -> None:
     assert [node.name for node in used_nodes(plan, cluster)] == ["a", "b", "idle"]
     addresses = {"a": "192.0.2.1", "b": "192.0.2.9", "idle": "192.0.2.7"}
     specs = rank_specs(
-        plan, cluster, run_id="r", steps=7, workload={"a": {}, "b": {}}, addresses=addresses,
-        recipe={"validate_every": 3},
+        plan, cluster, run_id="r", steps=7, workload=TOLD, addresses=addresses,
+        recipe=Recipe(validate_every=3, total_steps=7),
     )  # fmt: skip
     helper = specs[2]
     assert (helper.device, helper.helps, [spec.helps for spec in specs[:2]]) == (
@@ -264,19 +305,16 @@ def test_a_helper_comes_last_and_is_told_no_workload() -> None:
         [False] * 2,
     )
     assert holding_specs(specs) == specs[:2]
-    assert not {"workload", "recipe", "microbatch_range", "weights"} & helper.payload.keys()
-    assert helper.payload["figures_every"] == [3]
-    (group,) = helper.payload["sync"]["groups"]
-    nowhere = {"up_children": [], "up_parent": None, "down_parent": None, "down_children": []}
-    assert group["routes"] == [
-        {"share": 0.5, **nowhere},
-        {"share": 0.5, **nowhere, "up_children": [1], "up_parent": 0},
-    ]
-    assert group["agreement"] == {"share": 0.5, **nowhere, "down_parent": 1}
-    agreements = [spec.payload["sync"]["groups"][0]["agreement"] for spec in specs[:2]]
-    assert [one["down_children"] for one in agreements] == [[1], [2]]
+    assert isinstance(helper.order, HelperOrder)
+    assert helper.order.figures_every == (3,)
+    (group,) = helper.order.sync.groups
+    nowhere = RoutePlace(0.5, (), None, None, ())
+    assert group.routes == (nowhere, replace(nowhere, up_children=(1,), up_parent=0))
+    assert group.agreement == replace(nowhere, down_parent=1)
+    agreements = [sums(spec).groups[0].agreement for spec in specs[:2]]
+    assert [one and one.down_children for one in agreements] == [(1,), (2,)]
     assert (last_ranks(specs), peer_pairs(specs)) == ((0, 1), [(0, 1), (0, 2), (1, 2)])
-    assert clock_references(specs) == [None, 0, 0]
+    assert [of for of, _ in clocks(specs)] == [None, 0, 0]
 
 
 def make_hybrid(*, star: bool = False) -> Plan:
@@ -296,30 +334,21 @@ def test_both_ends_of_a_connection_give_a_group_the_same_tags() -> None:
     """Though one of them is in other groups than the other."""
     plan = make_hybrid()
     check_plan_fits(plan, WIDE)
-    told = {name: {} for name in ("a", "b", "idle", "d")}
     specs = rank_specs(
-        plan, WIDE, run_id="r", steps=7, workload=told, addresses=dict.fromkeys(told, "192.0.2.1")
+        plan, WIDE, run_id="r", steps=7, workload=TOLD, addresses=dict.fromkeys(TOLD, "192.0.2.1")
     )
-    groups = [spec.payload["sync"]["groups"] for spec in specs]
-    assert [[group["number"] for group in own] for own in groups] == [[0], [1, 2], [0, 1], [2]]
-    tags = {(group["number"], group["first_tag"]) for own in groups for group in own}
+    groups = [sums(spec).groups for spec in specs]
+    assert [[group.number for group in own] for own in groups] == [[0], [1, 2], [0, 1], [2]]
+    tags = {(group.number, group.first_tag) for own in groups for group in own}
     assert tags == {(0, 0), (1, 6), (2, 12)}, "two and two for each of a ring's two routes"
-    ends = [(spec.payload["previous"], spec.payload["next"]) for spec in specs]
-    assert [[end and end["rank"] for end in pair] for pair in ends] == [
-        [None, 1],
-        [0, None],
-        [None, 3],
-        [2, None],
-    ]
+    ends = [(spec.order.world.before, spec.order.world.after) for spec in specs]
+    assert ends == [(None, 1), (0, None), (None, 3), (2, None)]
     assert peer_pairs(specs) == [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)]
     assert last_ranks(specs) == (1, 3)
-    assert clock_references(specs) == [None, 0, 0, 2]
-    compared = [(spec.payload["sync"]["clock_of"], spec.payload["sync"]["clock_for"]) for spec in specs]
-    assert compared == [(None, [2]), (None, []), (0, []), (None, [])], (
-        "stages that follow compare along the row"
-    )
-    assert [spec.payload["microbatch_range"] for spec in specs] == [[0, 3], [0, 3], [3, 4], [3, 4]]
-    assert [spec.payload["weights"] for spec in specs] == [True, True, False, False]
+    compared = [(None, (1, 2)), (0, ()), (0, (3,)), (2, ())]
+    assert clocks(specs) == compared, "stages that follow compare along the row"
+    assert [order.microbatch_range for order in held(specs)] == [(0, 3), (0, 3), (3, 4), (3, 4)]
+    assert [order.weights for order in held(specs)] == [True, True, False, False]
 
 
 def changed_problem(plan: Plan, **values: object) -> Plan:
@@ -395,13 +424,11 @@ def test_a_parameter_server_is_a_star_at_the_first_device(changes: dict[str, str
         check_plan_fits(plan, CLUSTER)
 
 
-@pytest.mark.parametrize(("staleness", "wait_s"), [(0, None), (2, 1800.0), (99, 5000.0), (None, 50_000.0)])
-def test_a_rank_waits_for_all_steps_that_another_may_be_behind(
-    staleness: int | None, wait_s: float | None
-) -> None:
+@pytest.mark.parametrize(("staleness", "wait_s"), [(0, 1800.0), (2, 1800.0), (99, 5000.0), (None, 50_000.0)])
+def test_a_rank_waits_for_all_steps_that_another_may_be_behind(staleness: int | None, wait_s: float) -> None:
     plan = changed_problem(make_plan_side_by_side(), rhythm=Rhythm(staleness=staleness))
     told = dict.fromkeys("ab", "192.0.2.1")
     specs = rank_specs(
-        plan, CLUSTER, run_id="r", steps=1000, workload={"a": {}, "b": {}}, addresses=told
+        plan, CLUSTER, run_id="r", steps=1000, workload=TOLD, addresses=told
     )  # fmt: skip
-    assert [spec.payload.get("timeout_s") for spec in specs] == [wait_s] * 2
+    assert [spec.order.world.timeout_s for spec in specs] == [wait_s] * 2

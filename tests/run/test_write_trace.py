@@ -14,10 +14,11 @@ from skyctl.compare.timeline import simulated_timeline
 from skyctl.files import RunPaths
 from skyctl.run.artifacts import write_trace
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation import StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.worker.rank_events import RankResult
+
+from ..helpers.orders import rank_spec
 
 PLAY = SimulationInput("1f1b", 1, (1,), (0,), (StageTimes(1.0, 1.0),), ())
 RECORD = {
@@ -28,7 +29,7 @@ RECORD = {
 
 def write(record: Any, notes: list[str]) -> tuple[str | None, RunPaths]:
     paths = RunPaths.new()
-    spec = RankSpec(0, "n1", "n1/cpu:0", {"microbatches": 1, "previous": None, "sync": None})
+    spec = rank_spec(0, "n1")
     results = {0: RankResult(1, trace="/t")} if record else {}
     run = SimpleNamespace(specs=[spec], paths=paths, results=lambda: results)
     sessions = {

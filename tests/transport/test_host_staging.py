@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 
 import pytest
@@ -255,7 +256,8 @@ import json
 import torch
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.peer_connection import PeerConnection
-identity = TlsIdentity.from_credentials(json.loads(sys.stdin.readline()))
+told = json.loads(sys.stdin.readline())
+identity = TlsIdentity(**told) if told else None
 pair = PeerConnection("rank 0", 30.0, secret="s", identity=identity)
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=30.0)
 for _ in range(20):
@@ -268,15 +270,15 @@ pair.close(graceful=True)
 
 
 @pytest.mark.parametrize("tls", [None, make_tls_certificate()], ids=["clear", "tls"])
-def test_a_pair_whose_tensors_are_on_a_device(tls: dict[str, str] | None) -> None:
-    pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
+def test_a_pair_whose_tensors_are_on_a_device(tls: TlsIdentity | None) -> None:
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     port = pair.listen("127.0.0.1")
     process = subprocess.Popen(
         [sys.executable, "-c", PEER, str(port)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(tls) + "\n")
+        process.stdin.write(json.dumps(tls and asdict(tls)) + "\n")
         process.stdin.flush()
         pair.accept(30.0)
         device = Lazy()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from skyctl.errors import RunError
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.socket_transport import SocketTransport
-from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerLostError
 
 PEER = """
@@ -30,7 +30,8 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
-tls = TlsIdentity.from_credentials(json.loads(sys.stdin.readline()))
+told = json.loads(sys.stdin.readline())
+tls = TlsIdentity(**told) if told else None
 pair = PeerConnection("rank 0", 30.0, secret=sys.argv[2], identity=tls)
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=float(sys.argv[3]))
 print("connected", flush=True)
@@ -50,7 +51,7 @@ def tls(request: pytest.FixtureRequest) -> Tls:
 @pytest.fixture(scope="module")
 def peer(tls: Tls) -> Iterator[tuple[PeerConnection, subprocess.Popen[str]]]:
     """Both ends: this process is rank 0; lines written to the other one's stdin run there."""
-    pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     port = pair.listen("127.0.0.1")
     process = _start(port, "s", tls)
     try:
@@ -71,7 +72,7 @@ def _start(port: int, secret: str, tls: Tls, timeout_s: float = 30.0) -> subproc
         stderr=subprocess.PIPE,
         text=True,
     )
-    _tell(process, json.dumps(tls))
+    _tell(process, json.dumps(tls and asdict(tls)))
     return process
 
 
@@ -182,7 +183,7 @@ def test_much_sent_both_ways_at_once_arrives_whole(
 
 
 def test_a_peer_that_dies_is_named_as_lost(tls: Tls) -> None:
-    pair = PeerConnection("rank 7 (n7)", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
+    pair = PeerConnection("rank 7 (n7)", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         pair.accept(30.0)
@@ -199,7 +200,7 @@ def test_a_peer_that_dies_is_named_as_lost(tls: Tls) -> None:
 
 
 def test_silence_is_an_error_after_the_limit_and_close_ends_waits(tls: Tls) -> None:
-    pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         pair.accept(30.0)
@@ -228,7 +229,7 @@ def test_silence_is_an_error_after_the_limit_and_close_ends_waits(tls: Tls) -> N
 
 
 def test_closing_ends_what_another_thread_waits_for(tls: Tls) -> None:
-    pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         pair.accept(30.0)
@@ -251,7 +252,7 @@ def test_closing_ends_what_another_thread_waits_for(tls: Tls) -> None:
 
 
 def test_polite_close_delivers_what_was_sent(tls: Tls) -> None:
-    pair = PeerConnection("rank 1", 30.0, secret="p", identity=TlsIdentity.from_credentials(tls))
+    pair = PeerConnection("rank 1", 30.0, secret="p", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "p", tls)
     try:
         pair.accept(30.0)
@@ -274,9 +275,7 @@ def test_polite_close_delivers_what_was_sent(tls: Tls) -> None:
 def test_another_secret_does_not_get_in(tls: Tls) -> None:
     told: list[str] = []
     ended: list[RunError] = []
-    pair = PeerConnection(
-        "rank 1", 30.0, secret="hush-hush", identity=TlsIdentity.from_credentials(tls), log=told.append
-    )
+    pair = PeerConnection("rank 1", 30.0, secret="hush-hush", identity=tls, log=told.append)
 
     def accept() -> None:
         try:
@@ -337,9 +336,7 @@ def test_closing_ends_the_wait_for_a_peer() -> None:
 
 def test_another_certificate_does_not_get_in() -> None:
     """The secret alone is not enough where the run is encrypted."""
-    pair = PeerConnection(
-        "rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(make_tls_certificate())
-    )
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=make_tls_certificate())
     process = _start(pair.listen("127.0.0.1"), "s", make_tls_certificate(), timeout_s=5.0)
     try:
         with pytest.raises(RunError, match="no connection with rank 1"):
@@ -353,9 +350,7 @@ def test_another_certificate_does_not_get_in() -> None:
 
 
 def test_one_end_in_the_clear_does_not_get_in() -> None:
-    pair = PeerConnection(
-        "rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(make_tls_certificate())
-    )
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=make_tls_certificate())
     process = _start(pair.listen("127.0.0.1"), "s", None, timeout_s=2.0)
     try:
         with pytest.raises(RunError, match="no connection with rank 1"):
@@ -384,7 +379,7 @@ def listeners() -> set[str]:
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")
 def test_a_pair_listens_on_its_own_address_alone_and_no_longer_than_until_its_peer_is_there(tls: Tls) -> None:
     before = listeners()
-    pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
+    pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         assert listeners() - before <= {"0100007F"}

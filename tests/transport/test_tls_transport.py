@@ -106,7 +106,7 @@ def wakes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def peer(wakes: list[int]) -> Iterator[Peer]:
-    identity = TlsIdentity.from_credentials(make_tls_certificate())
+    identity = make_tls_certificate()
     assert identity is not None
     one = Peer(identity)
     try:
@@ -177,7 +177,7 @@ def test_a_certificates_dates_do_not_count(year: int, monkeypatch: pytest.Monkey
     """A node's clock may be off by decades: by it the run's certificate is of another age."""
     dates = iter((datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)))
     monkeypatch.setattr(credentials, "datetime", lambda *_, **__: next(dates))
-    peer = Peer(TlsIdentity(*make_tls_certificate().values()))
+    peer = Peer(make_tls_certificate())
     try:
         into, work = peer.expect(3)
         for record in peer.records(b"abc"):

@@ -17,15 +17,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from skyctl.agent.frames import read_frame, write_frame
+from skyctl.agent.task_orders import write_order
 from skyctl.agent.task_runner import TaskChannel, make_error_event
 from skyctl.schedule.actions import least_in_flight
+from skyctl.worker.rank_order import AnyRankOrder, HelperOrder, RankOrder, SumGroup, SumOrder
 
 if __name__ != "__main__":
+    from tests.helpers.orders import beside, rank_order, with_fields
     from tests.worker.sums import RouteEdges, places
 
 Event = dict[str, Any]
@@ -137,7 +140,7 @@ class Pool:
 
     def run(
         self,
-        payloads: list[Event],
+        orders: Sequence[AnyRankOrder],
         on_event: Callable[[Pool, int, Event], None] = lambda _pool, _rank, _event: None,
         route: Callable[[int, str, int], tuple[str, int]] = lambda _rank, host, port: (host, port),
     ) -> Outcome:
@@ -148,11 +151,11 @@ class Pool:
         outcome = Outcome()
         stored: dict[str, str] = {}
         wanted: list[tuple[int, str]] = []
-        for rank, payload in enumerate(payloads):
-            own = {str(other): f"{sorted((rank, other))}" for other in range(len(payloads))}
-            told = {"secrets": own, "ranks": len(payloads), **payload}
-            self.processes[rank].send({"payload": told})
-        open_ranks = set(range(len(payloads)))
+        for rank, order in enumerate(orders):
+            secrets = {other: f"{sorted((rank, other))}" for other in order.world.hosts}
+            world = replace(order.world, secrets={**secrets, **order.world.secrets})
+            self.processes[rank].send({"payload": write_order(replace(order, world=world))})
+        open_ranks = set(range(len(orders)))
         ready: dict[int, Event] = {}
         while open_ranks:
             rank, event = self._next(open_ranks)
@@ -172,11 +175,13 @@ class Pool:
                     )
             elif kind == "wanted":
                 wanted.append((rank, event["key"]))
+            elif kind == "facts":
+                self.processes[rank].send({"op": "build"})
             elif kind == "ready":
                 ready[rank] = event
-                if len(ready) == len(payloads):
-                    for payload, process in zip(payloads, self.processes, strict=False):
-                        sums = {"sums": ready[0]["sums"]} if payload.get("helps") else {}
+                if len(ready) == len(orders):
+                    for order, process in zip(orders, self.processes, strict=False):
+                        sums = {"sums": ready[0]["sums"]} if isinstance(order, HelperOrder) else {}
                         process.send({"op": "start", **sums})
             elif kind == "step":
                 outcome.steps.setdefault(rank, []).append(event)
@@ -227,42 +232,29 @@ def gloo_listening_at(event: Event) -> tuple[str, int] | None:
     return None if here is None else (here[0], int(here[1], 16))
 
 
-def payloads(
+def orders(
     workload: Event, cuts: list[int], microbatches: int, schedule: str, steps: int, **options: Any
-) -> list[Event]:
+) -> list[RankOrder]:
     """One rank a stage; ``cuts`` are the layers at which stages begin, and the number of layers.
 
-    Options: ``depth`` (added to every in_flight), ``slowdowns``; others are put into every payload.
+    Options: ``depth`` (added to every in_flight), ``slowdowns``; others are fields of every order.
     """
     stages = len(cuts) - 1
     depth = options.pop("depth", 0)
     slowdowns = options.pop("slowdowns", [1.0] * stages)
-
-    def peer(rank: int) -> Event | None:
-        return {"rank": rank, "host": "127.0.0.1", "device": "cpu:0"} if 0 <= rank < stages else None
-
     return [
-        {
-            "run_id": "test",
-            "rank": stage,
-            "stage": stage,
-            "stages": stages,
-            "device": "cpu:0",
-            "threads": 1,
-            "slowdown": slowdowns[stage],
-            "interface": None,
-            "workload": workload,
-            "layers": [cuts[stage], cuts[stage + 1]],
-            "microbatches": microbatches,
-            "schedule": schedule,
-            "in_flight": min(microbatches, least_in_flight(schedule, stage, stages, microbatches) + depth),
-            "receive_window": 0,
-            "steps": steps,
-            "previous": peer(stage - 1),
-            "next": peer(stage + 1),
-            "weights": False,
+        rank_order(
+            stage,
+            stages,
+            slowdown=slowdowns[stage],
+            workload=workload,
+            layers=[cuts[stage], cuts[stage + 1]],
+            microbatches=microbatches,
+            schedule=schedule,
+            in_flight=min(microbatches, least_in_flight(schedule, stage, stages, microbatches) + depth),
+            steps=steps,
             **options,
-        }
+        )
         for stage in range(stages)
     ]
 
@@ -274,38 +266,31 @@ def side_by_side(
     routes: Sequence[RouteEdges],
     steps: int,
     **options: Any,
-) -> list[Event]:
+) -> list[RankOrder]:
     """One rank a pipeline of one stage; ``shares``: microbatches of each.
 
-    Options: ``schedule``, ``sync`` (put into that of every payload); others are put into every payload.
+    Options: ``schedule``, ``sync`` (fields of every order's); others are fields of every order.
     """
     microbatches, sync, schedule = sum(shares), options.pop("sync", {}), options.pop("schedule", "1f1b")
     made = []
     for rank, share in enumerate(shares):
-        [payload] = payloads(workload, [0, layers], microbatches, schedule, steps, **options)
+        [order] = orders(workload, [0, layers], microbatches, schedule, steps, **options)
         first = sum(shares[:rank])
-        pairs = {edge for _, _, up, down in routes for edge in (*up, *down) if rank in edge}
-        peers = sorted({end for edge in pairs for end in edge} - {rank})
-        group = {"number": 0, "first_tag": 0, "start": 0, "stop": layers, "routes": places(routes, rank)}
+        group = SumGroup(0, 0, tuple(places(routes, rank)), start=0, stop=layers)
+        sums = with_fields(SumOrder("float32", 128, (group,)), **sync)
         made.append(
-            {
-                **payload,
-                "rank": rank,
-                "pipeline": rank,
-                "in_flight": 1,
-                "microbatch_range": [first, first + share],
-                "sync": {
-                    "format": "float32",
-                    "chunk_bytes": 128,
-                    "peers": [{"rank": peer, "host": "127.0.0.1", "device": "cpu:0"} for peer in peers],
-                    "groups": [group],
-                    **sync,
-                },
-                "weights": payload["weights"] and not rank,
-            }
+            beside(
+                order,
+                rank,
+                sums.peers,
+                ranks=len(shares),
+                in_flight=1,
+                microbatch_range=[first, first + share],
+                sync=sums,
+                weights=order.weights and not rank,
+                checkpoint=order.checkpoint and with_fields(order.checkpoint, writes=not rank),
+            )
         )
-        if "checkpoint" in payload:
-            made[-1]["checkpoint"] = {**payload["checkpoint"], "writes": not rank}
     return made
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.process_group import SkyctlProcessGroup
 from skyctl.worker.peer import Peer
+from skyctl.worker.rank_order import RoutePlace
 
 Edges = Sequence[tuple[int, int]]
 RouteEdges = tuple[float, int, Edges, Edges]
@@ -34,20 +35,20 @@ def star(count: int, root: int = 0) -> list[RouteEdges]:
     return [(1.0, root, [(rank, root) for rank in others], [(root, rank) for rank in others])]
 
 
-def places(routes: Sequence[RouteEdges], rank: int) -> list[dict[str, Any]]:
-    """A rank's place on each route, as a payload has it."""
+def places(routes: Sequence[RouteEdges], rank: int) -> list[RoutePlace]:
+    """A rank's place on each route."""
     found = []
     for share, _, up, down in routes:
         up_parent = [parent for child, parent in up if child == rank]
         down_parent = [parent for parent, child in down if child == rank]
         found.append(
-            {
-                "share": share,
-                "up_children": [child for child, parent in up if parent == rank],
-                "up_parent": up_parent[0] if up_parent else None,
-                "down_parent": down_parent[0] if down_parent else None,
-                "down_children": [child for parent, child in down if parent == rank],
-            }
+            RoutePlace(
+                share=share,
+                up_children=tuple(child for child, parent in up if parent == rank),
+                up_parent=up_parent[0] if up_parent else None,
+                down_parent=down_parent[0] if down_parent else None,
+                down_children=tuple(child for parent, child in down if parent == rank),
+            )
         )
     return found
 

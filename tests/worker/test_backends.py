@@ -6,25 +6,27 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.attack.rank_forms import FORMS, payloads
+from tests.attack.rank_forms import FORMS, orders
+from tests.helpers.orders import with_fields
 
 Workloads = Callable[..., dict[str, Any]]
 STEPS = 3
 
 
-def over(backend: str, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**one, "backend": backend} for one in told]
+def over(backend: str, told: list[Any]) -> list[Any]:
+    return [replace(one, world=replace(one.world, backend=backend)) for one in told]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_carries_the_tensors_changes_no_loss(form: str, workload: Workloads, pool: Any) -> None:
     """To the last bit; with staleness what workers see of each other depends on when they push."""
-    told = payloads(form, workload(), STEPS, encrypt=False)
+    told = orders(form, workload(), STEPS, encrypt=False)
     done = {name: pool.run(over(name, told)) for name in ("skyctl", "gloo")}
     for one in done.values():
         assert not one.errors, one.errors
@@ -39,9 +41,9 @@ def test_what_carries_the_tensors_changes_no_loss(form: str, workload: Workloads
 def test_equal_shares_of_a_ring_are_summed_by_gloo_itself(workload: Workloads, pool: Any) -> None:
     """It adds in an order of its own, so losses are equal but for rounding; and all ranks go on alike."""
     spec = workload()
-    told = payloads("data", spec, STEPS, encrypt=False, backend="gloo")
-    assert [group["ring"] for one in told for group in one["sync"]["groups"]] == [[0, 1, 2, 3]] * 4
-    done, planned = pool.run(told), pool.run(payloads("data", spec, STEPS, encrypt=False))
+    told = orders("data", spec, STEPS, encrypt=False, backend="gloo")
+    assert [group.ring for one in told for group in one.sync.groups] == [(0, 1, 2, 3)] * 4
+    done, planned = pool.run(told), pool.run(orders("data", spec, STEPS, encrypt=False))
     assert {**done.errors, **planned.errors} == {}
     for rank, events in done.steps.items():
         losses = [event["loss"] for event in events]
@@ -62,7 +64,7 @@ def test_over_gloo_a_rank_that_dies_is_named_at_once(
 
     ranks = driver.Pool(4, tmp_path)
     try:
-        ended = ranks.run(payloads(form, workload(), 1000, encrypt=False, backend="gloo"), kill)
+        ended = ranks.run(orders(form, workload(), 1000, encrypt=False, backend="gloo"), kill)
     finally:
         ranks.close()
     assert sorted(ended.errors) == [0, 1, 2, 3]
@@ -75,9 +77,8 @@ def test_over_gloo_a_rank_that_dies_is_named_at_once(
 def test_over_gloo_a_pair_with_another_secret_is_refused(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    told = over("gloo", driver.payloads(workload(), [0, 3, 7], 4, "1f1b", 2))
-    for rank, payload in enumerate(told):
-        payload["secrets"] = {str(1 - rank): f"the secret of {rank}"}
+    told = over("gloo", driver.orders(workload(), [0, 3, 7], 4, "1f1b", 2))
+    told = [with_fields(one, secrets={str(1 - n): f"the secret of {n}"}) for n, one in enumerate(told)]
     ended = pool.run(told)
     assert {error["type"] for error in ended.errors.values()} <= {"PeerUnreachableError", "PeerLostError"}
     assert "does not know the secret of their pair" in " ".join(e["message"] for e in ended.errors.values())
@@ -92,5 +93,5 @@ def test_a_users_functions_know_their_rank_and_collectives_are_refused(
         "    dist.all_reduce(targets) if dist.get_world_size() > 1 else None\n"
     )
     spec = workload(replace=("def loss(outputs, targets):\n", told))
-    ended = pool.run(driver.payloads(spec, [0, 3, 7], 4, "1f1b", 2))
+    ended = pool.run(driver.orders(spec, [0, 3, 7], 4, "1f1b", 2))
     assert "allreduce over all ranks of a run is refused" in ended.errors[1]["message"], ended.errors

@@ -11,7 +11,6 @@ import pytest
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.process_group import SkyctlProcessGroup
-from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker import clock_offset
 from skyctl.worker.peer import Peer
 
@@ -21,7 +20,7 @@ Clock = Callable[[], float]
 @pytest.fixture(params=["clear", "tls"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Peer]]:
     """Both ends of one pair, in this process."""
-    identity = TlsIdentity.from_credentials(make_tls_certificate()) if request.param == "tls" else None
+    identity = make_tls_certificate() if request.param == "tls" else None
     first, second = (PeerConnection(f"rank {n}", 30.0, secret="s", identity=identity) for n in (1, 0))
     port = first.listen("127.0.0.1")
     accepting = threading.Thread(target=first.accept, args=(30.0,))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from skyctl.schedule.actions import SCHEDULES, least_in_flight
+from skyctl.worker.rank_order import RankOrder
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -72,25 +73,26 @@ def many(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pool.close()
 
 
-def _random_payloads(driver: ModuleType, known: WorkloadSpec, chance: random.Random) -> list[dict[str, Any]]:
+def _random_orders(driver: ModuleType, known: WorkloadSpec, chance: random.Random) -> list[RankOrder]:
     stages = chance.randint(2, RANKS)
     microbatches = chance.randint(1, MOST_MICROBATCHES)
     schedule = chance.choice(SCHEDULES)
     cuts = [0, *sorted(chance.sample(range(1, LAYERS), stages - 1)), LAYERS]
     batch_size = microbatches * chance.randint(1, 2)
     spec = replace(known, batch_size=batch_size).to_dict()
-    payloads: list[dict[str, Any]] = driver.payloads(spec, cuts, microbatches, schedule, steps=2)
+    orders: list[RankOrder] = driver.orders(spec, cuts, microbatches, schedule, steps=2)
     deepest = microbatches
-    for stage, payload in enumerate(payloads):
-        payload["receive_window"] = chance.choice((0, 1, 2, 3, microbatches))
+    for stage, order in enumerate(orders):
+        changes: dict[str, Any] = {"receive_window": chance.choice((0, 1, 2, 3, microbatches))}
         if schedule in ("eager-1f1b", "zero-bubble"):
             least = least_in_flight(schedule, stage, stages, microbatches)
-            deepest = payload["in_flight"] = chance.randint(least, max(least, deepest))
+            deepest = changes["in_flight"] = chance.randint(least, max(least, deepest))
         if schedule == "zero-bubble":
-            payload["weights_behind"] = chance.randint(0, microbatches - 1)
+            changes["weights_behind"] = chance.randint(0, microbatches - 1)
         else:
-            payload["recompute"] = chance.random() < 0.3
-    return payloads
+            changes["recompute"] = chance.random() < 0.3
+        orders[stage] = replace(order, **changes)
+    return orders
 
 
 @pytest.mark.slow
@@ -102,14 +104,14 @@ def test_no_combination_hangs(driver: ModuleType, many: Any, tmp_path: Path, com
     known = load_workload(WorkloadSpec(source=str(path), path=str(path), seed=3)).spec
     chance = random.Random(4)
     for number in range(combinations):
-        payloads = _random_payloads(driver, known, chance)
+        orders = _random_orders(driver, known, chance)
         told = [
-            {key: p.get(key) for key in ("layers", "in_flight", "receive_window", "weights_behind")}
-            for p in payloads
+            {key: getattr(one, key) for key in ("layers", "in_flight", "receive_window", "weights_behind")}
+            for one in orders
         ]
-        what = f"combination {number}: {payloads[0]['schedule']}, {payloads[0]['microbatches']}, {told}"
+        what = f"combination {number}: {orders[0].schedule}, {orders[0].microbatches}, {told}"
         try:
-            outcome = many.run(payloads)
+            outcome = many.run(orders)
         except AssertionError as exc:
             raise AssertionError(f"{what}\n{exc}") from None
         assert not outcome.errors, f"{what}: {outcome.errors}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.orders import with_sync
 from tests.helpers.rounding import rounding
 from tests.worker import reference
 from tests.worker.sums import ring, star
@@ -19,6 +20,7 @@ from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
 from skyctl.checkpoint import safetensors
+from skyctl.worker.rank_order import RankOrder
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.workload.recipe import Recipe
 
@@ -32,12 +34,12 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-def delayed(payloads: list[dict[str, Any]], undelayed_steps: int = 0) -> list[dict[str, Any]]:
+def delayed(orders: list[RankOrder], undelayed_steps: int = 0) -> list[RankOrder]:
     """The same ranks, with a delay where they sum anything."""
-    for payload in payloads:
-        if payload["sync"] is not None:
-            payload["sync"] |= {"delay": 1, "undelayed_steps": undelayed_steps}
-    return payloads
+    return [
+        order if order.sync is None else with_sync(order, delay=True, undelayed_steps=undelayed_steps)
+        for order in orders
+    ]
 
 
 def are_close(path: str, expected: dict[str, torch.Tensor]) -> None:
@@ -64,10 +66,10 @@ def test_holders_train_as_a_loop_that_applies_gradients_a_step_later(
     }
     for name, (shares, routes) in plans.items():
         kept = keeping(tmp_path / name, every=4)
-        payloads = driver.side_by_side(
+        orders = driver.side_by_side(
             spec, LAYERS, shares, routes, STEPS, recipe=RECIPE.to_dict(), weights=True, checkpoint=kept
         )
-        done = pool.run(delayed(payloads, undelayed))
+        done = pool.run(delayed(orders, undelayed))
         assert not done.errors, (name, done.errors)
         assert done.losses == pytest.approx(expected.losses, rel=1e-5), name
         assert done.validation == pytest.approx(expected.validation, rel=1e-5)
@@ -92,8 +94,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same_to_the_last_bit(
     whole, rest = keeping(tmp_path / "whole", every=4, keep=0), keeping(tmp_path / "rest", every=4)
 
     def run(shares: list[int], routes: Any, **options: Any) -> Any:
-        payloads = driver.side_by_side(spec, LAYERS, shares, routes, STEPS, weights=True, **options)
-        done = pool.run(delayed(payloads))
+        orders = driver.side_by_side(spec, LAYERS, shares, routes, STEPS, weights=True, **options)
+        done = pool.run(delayed(orders))
         assert not done.errors, done.errors
         return done
 
@@ -105,7 +107,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same_to_the_last_bit(
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     other = run([1, 3], star(2), checkpoint=keeping(tmp_path / "other", every=4), resume=at)
     assert other.losses == pytest.approx(first.losses[4:], rel=1e-4)
-    cut = driver.payloads(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=at)
+    cut = driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=at)
     done = pool.run(cut)
     assert not done.errors, done.errors
     assert done.losses[0] == pytest.approx(first.losses[4], rel=1e-5)
@@ -123,10 +125,10 @@ def test_a_stop_ends_all_with_the_same_step(
             if event["event"] == "step" and event["step"] == 3 and rank == asked:
                 pool.processes[asked].send({"op": "stop"})
 
-        payloads = driver.side_by_side(
+        orders = driver.side_by_side(
             spec, LAYERS, [1, 2, 1], ring(3), 500, checkpoint=kept, weights=True, sync={"format": "bfloat16"}
         )
-        done = pool.run(delayed(payloads), stop)
+        done = pool.run(delayed(orders), stop)
         assert not done.errors, done.errors
         [steps] = {result["steps"] for result in done.results.values()}
         assert 4 < steps < 500, "all end after the same step"
@@ -141,8 +143,8 @@ def test_pipelines_with_cuts_of_their_own(workload: Workloads, pool: Any, tmp_pa
     spec = edit_workload(workload("sgd", batch_size=8), text=VALIDATION)
     expected = reference.train(spec, 6, RECIPE, SumDelay(STEPS, 0, (5,)).settles)
     for star_routes in (False, True):
-        payloads = told(CROSSED, spec, STEPS, star=star_routes, recipe=RECIPE.to_dict(), weights=True)
-        done = pool.run(delayed(payloads))
+        orders = told(CROSSED, spec, STEPS, star=star_routes, recipe=RECIPE.to_dict(), weights=True)
+        done = pool.run(delayed(orders))
         assert not done.errors, done.errors
         assert done.losses == pytest.approx(expected.losses, rel=1e-5)
         assert done.validation == pytest.approx(expected.validation, rel=1e-5)
@@ -169,8 +171,8 @@ def test_one_pipeline_has_nothing_to_put_off(workload: Workloads, pool: Any) -> 
 
 
 def test_fixed32_is_refused(workload: Workloads, pool: Any, driver: ModuleType) -> None:
-    payloads = driver.side_by_side(
-        workload(), LAYERS, [1, 3], ring(2), 3, sync={"format": "fixed32", "delay": 1}
+    orders = driver.side_by_side(
+        workload(), LAYERS, [1, 3], ring(2), 3, sync={"format": "fixed32", "delay": True}
     )
-    done = pool.run(payloads)
+    done = pool.run(orders)
     assert any("make a step again" in event["message"] for event in done.errors.values()), done.errors

@@ -11,11 +11,12 @@ import pytest
 from tests.worker.workloads import RAISING
 
 from skyctl.remote.credentials import make_tls_certificate
+from skyctl.transport.tls_identity import TlsIdentity
 
 Workloads = Callable[..., dict[str, Any]]
 
 
-def tls(encrypt: bool) -> dict[str, str] | None:
+def tls(encrypt: bool) -> TlsIdentity | None:
     return make_tls_certificate() if encrypt else None
 
 
@@ -26,12 +27,11 @@ def test_losses_are_the_same_to_the_last_bit(
 ) -> None:
     losses = []
     for encrypt in (False, True):
-        payloads = driver.payloads(workload(), [0, 2, 4, 7], 4, schedule, 4, tls=tls(encrypt), trace=True)
-        for payload in payloads:
-            payload["link_dtypes"] = dict.fromkeys(
-                ("to_next", "from_next", "to_previous", "from_previous"), link
-            )
-        outcome = pool.run(payloads)
+        dtypes = dict.fromkeys(("to_next", "from_next", "to_previous", "from_previous"), link)
+        orders = driver.orders(
+            workload(), [0, 2, 4, 7], 4, schedule, 4, tls=tls(encrypt), trace=True, link_dtypes=dtypes
+        )
+        outcome = pool.run(orders)
         assert not outcome.errors, outcome.errors
         losses.append(outcome.losses)
     assert losses[0] == losses[1]
@@ -41,8 +41,8 @@ def test_clipping_and_validation_go_through_tls(workload: Workloads, pool: Any, 
     recipe = {"total_steps": 3, "clip_norm": 0.01}
     norms = []
     for encrypt in (False, True):
-        payloads = driver.payloads(workload(), [0, 3, 7], 4, "1f1b", 3, recipe=recipe, tls=tls(encrypt))
-        outcome = pool.run(payloads)
+        orders = driver.orders(workload(), [0, 3, 7], 4, "1f1b", 3, recipe=recipe, tls=tls(encrypt))
+        outcome = pool.run(orders)
         assert not outcome.errors, outcome.errors
         norms.append([event["grad_norm"] for event in outcome.steps[0]])
     assert norms[0] == norms[1]
@@ -51,7 +51,7 @@ def test_clipping_and_validation_go_through_tls(workload: Workloads, pool: Any, 
 def test_a_stage_that_fails_is_the_cause_and_its_neighbours_lost_it(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    outcome = pool.run(driver.payloads(workload(replace=RAISING), [0, 3, 5, 7], 4, "1f1b", 5, tls=tls(True)))
+    outcome = pool.run(driver.orders(workload(replace=RAISING), [0, 3, 5, 7], 4, "1f1b", 5, tls=tls(True)))
     assert sorted(outcome.errors) == [0, 1, 2]
     assert outcome.errors[1]["message"] == "step 1, forward of microbatch 2: ValueError: bad sample"
     assert [outcome.errors[rank]["type"] for rank in (0, 2)] == ["PeerLostError", "PeerLostError"]
@@ -70,7 +70,7 @@ def test_strangers_at_a_ranks_port_do_not_disturb_the_run(
                 strangers[-1].sendall(said)
 
     try:
-        outcome = pool.run(driver.payloads(workload(), [0, 2, 7], 4, "1f1b", 2, tls=tls(encrypt)), come)
+        outcome = pool.run(driver.orders(workload(), [0, 2, 7], 4, "1f1b", 2, tls=tls(encrypt)), come)
     finally:
         for stranger in strangers:
             stranger.close()

@@ -22,7 +22,9 @@ from skyctl.checkpoint import safetensors
 from skyctl.errors import RunError
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.ongoing_sum import OngoingSum
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.rank_events import SumSizes
+from skyctl.worker.rank_order import SumGroup, SumOrder
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
@@ -120,7 +122,7 @@ def summed_in_order(
         def act(rank: int) -> bytes:
             part = RouteSum(
                 0,
-                [RoutePlace.from_payload(p) for p in places(routes, rank)],
+                places(routes, rank),
                 ends[rank],
             )
             mine = given[3 * rank : 3 * rank + 3]
@@ -247,7 +249,7 @@ def test_what_is_none_zero_or_no_number() -> None:
             layers = [nn.Linear(4, 1, bias=False) for _ in range(5)]
             layers[0].weight = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
             layers.append(nn.ParameterList([torch.zeros(0)]))
-            group = {"number": 0, "first_tag": 0, "start": 0, "stop": 6, "routes": places(ring(2), rank)}
+            group = SumGroup(0, 0, tuple(places(ring(2), rank)), start=0, stop=6)
             sync = GradientSync(
                 layers, 0, [group], ends[rank], format="fixed32", chunk_bytes=8, share=0.5, microbatches=2
             )
@@ -281,7 +283,7 @@ def test_what_is_none_zero_or_no_number() -> None:
 
 
 def test_several_groups_can_not_make_a_step_again_together() -> None:
-    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": places(star(1), 0)}
+    group = SumGroup(0, 0, tuple(places(star(1), 0)), start=0, stop=1)
     with pytest.raises(RunError, match="fixed32 sums one group of layers, and this rank is in 2"):
         GradientSync([nn.Linear(1, 1)], 0, [group, group], {}, format="fixed32", share=1.0)
 
@@ -291,13 +293,13 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
     routes: list[RouteEdges] = [(1.0, 2, [(0, 2), (1, 2)], [(2, 0), (2, 1)])]
     with connected(routes, 3) as ends:
 
-        def payload(rank: int) -> dict[str, Any]:
+        def group(rank: int) -> SumGroup:
             made = places(routes, rank)
-            return {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": made, "agreement": made[0]}
+            return SumGroup(0, 0, tuple(made), start=0, stop=1, agreement=made[0])
 
         def help_to_sum() -> list[bool]:
-            sync = {"groups": [payload(2)], "format": "fixed32", "chunk_bytes": 16}
-            helper = SumHelper(sync, {"layers": [12], "parameters": 2}, ends[2])
+            sync = SumOrder("fixed32", 16, (group(2),))
+            helper = SumHelper(sync, SumSizes((12,), parameters=2, figures=0), ends[2])
             found = [helper.sum_gradients(step) for step in range(3)]
             helper.close()
             return found
@@ -305,7 +307,7 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
         def hold(rank: int) -> list[Any]:
             layer = nn.Linear(3, 3)
             sync = GradientSync(
-                [layer], 0, [payload(rank)], ends[rank],
+                [layer], 0, [group(rank)], ends[rank],
                 format="fixed32", chunk_bytes=16, share=0.5, microbatches=2,
             )  # fmt: skip
             found = []

@@ -23,6 +23,7 @@ from skyctl.errors import WorkloadError
 from skyctl.planner.routes.route_choice import route_choices
 from skyctl.planner.routes.tree_packing import pack_trees
 from skyctl.worker.gradient_sync import GradientSync
+from skyctl.worker.rank_order import SumGroup
 from skyctl.worker.summed_gradients import check_summable
 from skyctl.workload.mixed_precision import to_low_precision
 from skyctl.workload.recipe import Recipe
@@ -49,8 +50,8 @@ def test_losses_are_those_of_one_device(
     }
     found = {}
     for name, (shares, routes, more) in plans.items():
-        payloads = driver.side_by_side(spec, LAYERS, shares, routes, STEPS, **options, **more)
-        done = found[name] = pool.run(payloads)
+        orders = driver.side_by_side(spec, LAYERS, shares, routes, STEPS, **options, **more)
+        done = found[name] = pool.run(orders)
         assert not done.errors, (name, done.errors)
         assert done.losses == pytest.approx(expected.losses, rel=1e-5), name
         assert [event["grad_norm"] for event in done.steps[0]] == pytest.approx(expected.norms, rel=1e-5)
@@ -66,14 +67,12 @@ def test_losses_are_those_of_one_device(
     sketches = [found["two"].checkpoints[rank][-1]["sketches"] for rank in (0, 1)]
     assert sketches[0] == sketches[1], "both hold the same"
     resume = resuming(found["two"], kept, step=3)
-    cut = driver.payloads(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=resume, **options)
+    cut = driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=resume, **options)
     rest = pool.run(cut)
     assert not rest.errors, rest.errors
     assert rest.losses == pytest.approx(expected.losses[3:], rel=1e-5), "a pipeline goes on from it"
     back = tmp_path / "back"
-    cut = driver.payloads(
-        spec, [0, 3, 7], 4, "1f1b", STEPS, checkpoint=keeping(back), recipe=RECIPE.to_dict()
-    )
+    cut = driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, checkpoint=keeping(back), recipe=RECIPE.to_dict())
     resume = resuming(pool.run(cut), back, step=3)
     shares, routes, _ = plans["three"]
     rest = pool.run(driver.side_by_side(spec, LAYERS, shares, routes, STEPS, resume=resume, **options))
@@ -98,10 +97,10 @@ def test_rounded_sums_running_figures_and_an_early_end(
         if event["event"] == "step" and event["step"] == 1 and rank == 0:
             pool.processes[0].send({"op": "stop"})
 
-    payloads = driver.side_by_side(
+    orders = driver.side_by_side(
         spec, LAYERS, [1, 2, 1], ring(3), 500, checkpoint=kept, weights=True, sync={"format": "bfloat16"}
     )
-    done = pool.run(payloads, stop)
+    done = pool.run(orders, stop)
     assert not done.errors, done.errors
     [steps] = {result["steps"] for result in done.results.values()}
     assert 2 < steps < 500, "all end after the same step"
@@ -118,7 +117,7 @@ def test_gradients_that_are_none_unused_or_transposed() -> None:
         def act(rank: int) -> list[Any]:
             torch.manual_seed(0)
             layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
-            group = {"number": 0, "first_tag": 0, "start": 5, "stop": 9, "routes": places(ring(2), rank)}
+            group = SumGroup(0, 0, tuple(places(ring(2), rank)), start=5, stop=9)
             sync = GradientSync(layers, 5, [group], ends[rank], chunk_bytes=8, share=0.5)
             found: list[Any] = []
             for step in range(2):
@@ -162,13 +161,7 @@ def test_the_last_layers_group_is_summed_while_the_first_ones_backward_still_run
             layers = last if rank == 2 else [nn.Linear(2, 2, bias=False) for _ in held[rank]]
             start = held[rank].start
             groups = [
-                {
-                    "number": n,
-                    "first_tag": 4 * n,
-                    "start": 2 * n,
-                    "stop": 2 * n + 2,
-                    "routes": places(route, rank),
-                }
+                SumGroup(n, 4 * n, tuple(places(route, rank)), start=2 * n, stop=2 * n + 2)
                 for n, route in enumerate(routes)
                 if 2 * n in held[rank]
             ]
@@ -202,7 +195,7 @@ def test_masters_gradients_are_summed() -> None:
         def act(rank: int) -> Any:
             layer = nn.Linear(2, 1, bias=False)
             layer.weight = to_low_precision(layer.weight, torch.ones(1, 2), torch.bfloat16)  # type: ignore[assignment]
-            group = {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": places(star(2), rank)}
+            group = SumGroup(0, 0, tuple(places(star(2), rank)), start=0, stop=1)
             sync = GradientSync([layer], 0, [group], ends[rank], share=0.5)
             sync.begin(0)
             layer(torch.full((1, 2), rank + 1.0, dtype=torch.bfloat16)).sum().backward()

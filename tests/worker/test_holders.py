@@ -55,7 +55,7 @@ def test_thirty_steps_of_one_to_four_holders_and_of_a_pipeline(
     assert expected[-1] < expected[0]
     options = {"recipe": recipe.to_dict()}
     found = [train(pool, driver, spec, shares, 30, **options).losses for shares in SHARES]
-    cut = driver.payloads(spec, [0, 2, 3, 7], MICROBATCHES, "1f1b", 30, **options)  # the second: a ReLU
+    cut = driver.orders(spec, [0, 2, 3, 7], MICROBATCHES, "1f1b", 30, **options)  # the second: a ReLU
     found.append(pool.run(cut).losses)
     for losses in found:
         assert losses == pytest.approx(expected, rel=1e-5)

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.hybrid_plans import Stages, hybrid_plan
+from tests.helpers.orders import sent_orders, with_fields, with_sync
 from tests.run.test_rank_spec import make_plan
 from tests.worker import reference
 from tests.worker.test_holders import RANGED, SCHEDULER
@@ -22,9 +24,9 @@ from tests.worker.workloads import DROPOUT, RAISING, VALIDATION, edit_workload
 from skyctl.checkpoint import safetensors
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
-from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs
+from skyctl.run.rank_spec import check_plan_fits, rank_specs
 from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
 Pipelines = Sequence[tuple[Stages, int]]
@@ -63,22 +65,18 @@ def told(pipelines: Pipelines, spec: Any, steps: int, star: bool = False, **opti
     """What the launcher would tell the ranks; one pipeline has nothing to sum."""
     plan = make_hybrid(pipelines, star)
     check_plan_fits(plan, CLUSTER)
-    recipe = {"total_steps": steps, **options.pop("recipe", {})}
+    recipe = Recipe.from_dict({"total_steps": steps, **options.pop("recipe", {})})
     encrypt, checkpoint = options.pop("encrypt", False), options.pop("checkpoint", None)
     made = rank_specs(
-        plan, CLUSTER, run_id="test", steps=steps, workload=dict.fromkeys(NAMES, spec),
+        plan, CLUSTER, run_id="test", steps=steps,
+        workload=dict.fromkeys(NAMES, WorkloadSpec.from_dict(spec)),
         addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, trace=options.pop("trace", False),
         weights=options.pop("weights", False),
     )  # fmt: skip
-    secrets = make_credentials(len(made), peer_pairs(made), encrypt=encrypt)
-    payloads = [
-        {**one.payload, **secret, **options, "facts": False}
-        for one, secret in zip(made, secrets, strict=True)
-    ]
-    if checkpoint is not None:
-        for payload in payloads:
-            payload["checkpoint"] = {**checkpoint, "writes": payload["pipeline"] == 0}
-    return payloads
+    orders = [with_fields(order, **options) for order in sent_orders(made, encrypt=encrypt)]
+    if checkpoint is None:
+        return orders
+    return [with_fields(one, checkpoint={**checkpoint, "writes": one.pipeline == 0}) for one in orders]
 
 
 def train(pool: Any, pipelines: Pipelines, spec: Any, steps: int, **options: Any) -> Any:
@@ -121,10 +119,7 @@ def test_whatever_a_workload_has(
 def test_sums_may_be_rounded(workload: Workloads, pool: Any, name: str, close: float) -> None:
     spec = workload(batch_size=8)
     alone = train(pool, FORMS["one device"], spec, 8)
-    payloads = told(CROSSED, spec, 8)
-    for payload in payloads:
-        payload["sync"]["format"] = name
-    done = pool.run(payloads)
+    done = pool.run([with_sync(order, format=name) for order in told(CROSSED, spec, 8)])
     assert not done.errors, done.errors
     assert done.losses != alone.losses
     assert done.losses == pytest.approx(alone.losses, rel=close)
@@ -134,11 +129,12 @@ def test_sums_may_be_rounded(workload: Workloads, pool: Any, name: str, close: f
 def test_under_other_schedules(workload: Workloads, pool: Any, schedule: str) -> None:
     spec = workload(batch_size=8)
     alone = train(pool, FORMS["one device"], spec, 8)
-    payloads = told(CROSSED, spec, 8)
-    for payload in payloads:
-        first, stop = payload["microbatch_range"]
-        payload |= {"schedule": schedule, "in_flight": 1 if schedule == "sequential" else stop - first}
-    done = pool.run(payloads)
+    orders = []
+    for order in told(CROSSED, spec, 8):
+        first, stop = order.microbatch_range
+        in_flight = 1 if schedule == "sequential" else stop - first
+        orders.append(replace(order, schedule=schedule, in_flight=in_flight))
+    done = pool.run(orders)
     assert not done.errors, done.errors
     assert done.losses == pytest.approx(alone.losses, rel=1e-5)
 
@@ -257,8 +253,8 @@ def test_no_combination_hangs(workload: Workloads, eight: Any, combinations: int
             if stops and rank == 0 and event["event"] == "step" and event["step"] == 0:
                 pool.processes[0].send({"op": "stop"})
 
-        payloads = told(pipelines, spec, 4, star, recipe={"clip_norm": 0.5})
-        outcome = eight.run(payloads, on_event=end_early)
+        orders = told(pipelines, spec, 4, star, recipe={"clip_norm": 0.5})
+        outcome = eight.run(orders, on_event=end_early)
         assert not outcome.errors, (number, pipelines, outcome.errors)
         assert len({result["steps"] for result in outcome.results.values()}) == 1
         assert outcome.losses == pytest.approx(losses[: len(outcome.losses)], rel=1e-5), (number, pipelines)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.helpers.orders import with_fields
 
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -33,10 +34,9 @@ def links(number: int, dtype: str | None) -> list[dict[str, str | None]]:
 def losses(
     pool: Any, driver: ModuleType, spec: dict[str, Any], dtype: str | None, cuts: list[int], steps: int
 ) -> list[float]:
-    payloads = driver.payloads(spec, cuts, 2, "1f1b", steps)
-    for payload, told in zip(payloads, links(len(payloads), dtype), strict=True):
-        payload["link_dtypes"] = told
-    outcome = pool.run(payloads)
+    orders = driver.orders(spec, cuts, 2, "1f1b", steps)
+    told = zip(orders, links(len(orders), dtype), strict=True)
+    outcome = pool.run([with_fields(order, link_dtypes=dtypes) for order, dtypes in told])
     assert not outcome.errors, outcome.errors
     found: list[float] = outcome.losses
     return found
@@ -77,7 +77,7 @@ def test_only_the_pairs_that_a_plan_needs_connect(pool: Any, driver: ModuleType,
         if event["event"] == "step" and rank == 2:
             found.update(_connections([process.popen.pid for process in running.processes]))
 
-    outcome = pool.run(driver.payloads(workload(), [0, 2, 4, 7], 4, "1f1b", 20), look)
+    outcome = pool.run(driver.orders(workload(), [0, 2, 4, 7], 4, "1f1b", 20), look)
     assert not outcome.errors, outcome.errors
     assert [rank for rank, event in outcome.order if event["event"] == "stored"] in ([0, 1], [1, 0])
     assert found == {(0, 1), (1, 2)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from tests.worker.workloads import DROPOUT, edit_workload
 from torch import nn
 
 from skyctl.checkpoint import safetensors
+from skyctl.worker.rank_order import RankOrder, RoundOptions
 from skyctl.worker.round_start import RoundStart
 from skyctl.workload.mixed_precision import master_of, to_low_precision
 from skyctl.workload.recipe import Recipe
@@ -45,24 +47,25 @@ def affords(owner: str, round_number: int) -> int:
     return {"a": 5, "b": round_number % 3, "c+d": 1 if round_number != 2 else 0}[owner]
 
 
-def owners_payloads(
+def owners_orders(
     driver: ModuleType, spec: dict[str, Any], steps: Sequence[int], rounds: int, **options: Any
-) -> list[dict[str, Any]]:
+) -> list[RankOrder]:
     """A rank an owner; ``told``: further fields of ``rounds``."""
     told = options.pop("told", {})
     count = len(steps)
     made = driver.side_by_side(
         spec, LAYERS, [MICROBATCHES] * count, star(count, count - 1), rounds, **options
     )
-    for rank, payload in enumerate(made):
-        owner = OWNERS[rank]
-        payload |= {
-            "microbatches": MICROBATCHES,
-            "microbatch_range": [0, MICROBATCHES],
-            "workload": {**payload["workload"], "owner": owner},
-            "rounds": {"steps": steps[rank], "owner": owner, "index": rank, "owners": count, **told},
-        }
-    return made
+    return [
+        replace(
+            order,
+            microbatches=MICROBATCHES,
+            microbatch_range=(0, MICROBATCHES),
+            workload=replace(order.workload, owner=OWNERS[rank]),
+            rounds=RoundOptions(steps[rank], owner=OWNERS[rank], index=rank, owners=count, **told),
+        )
+        for rank, order in enumerate(made)
+    ]
 
 
 def is_as(done: Any, expected: round_reference.Rounds) -> None:
@@ -94,9 +97,11 @@ def test_local_sgd_is_as_in_one_process(
     expected = round_reference.train(spec, 6, steps, ROUNDS, shares=shares, mu=mu, clip_norm=clip)
     recipe = Recipe(clip_norm=clip, total_steps=ROUNDS)
     made = driver.side_by_side(spec, LAYERS, shares, ring(3), ROUNDS, weights=True, recipe=recipe.to_dict())
-    for payload, asked in zip(made, steps, strict=True):
-        payload["rounds"] = {"steps": asked, "prox_mu": mu}
-    is_as(pool.run(made), expected)
+    orders = [
+        replace(order, rounds=RoundOptions(asked, prox_mu=mu))
+        for order, asked in zip(made, steps, strict=True)
+    ]
+    is_as(pool.run(orders), expected)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_owners_are_as_in_one_process(
         drop=told.get("drop_stragglers", False),
         affords=affords,
     )
-    is_as(pool.run(owners_payloads(driver, spec, [5, 2, 3], 6, weights=True, told=told)), expected)
+    is_as(pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, told=told)), expected)
 
 
 @pytest.mark.parametrize("sync_format", ["bfloat16", "int8"])
@@ -135,7 +140,7 @@ def test_an_average_in_fewer_bytes_trains_nearly_as_well_and_resumes_to_the_bit(
 ) -> None:
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE + AFFORDS)
-    exact = pool.run(owners_payloads(driver, spec, [5, 2, 3], 6))
+    exact = pool.run(owners_orders(driver, spec, [5, 2, 3], 6))
 
     def run(name: str, **more: Any) -> Any:
         asked = {
@@ -144,7 +149,7 @@ def test_an_average_in_fewer_bytes_trains_nearly_as_well_and_resumes_to_the_bit(
             "checkpoint": keeping(tmp_path / name),
             **more,
         }
-        done = pool.run(owners_payloads(driver, spec, [5, 2, 3], 6, **asked))
+        done = pool.run(owners_orders(driver, spec, [5, 2, 3], 6, **asked))
         assert not done.errors, done.errors
         return done
 
@@ -162,7 +167,7 @@ def test_running_figures_are_averaged_by_samples(workload: Workloads, pool: Any,
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE)
     expected = round_reference.train(spec, MICROBATCHES, [3, 1, 2], 1, owners=OWNERS)
-    done = pool.run(owners_payloads(driver, spec, [3, 1, 2], 1, weights=True))
+    done = pool.run(owners_orders(driver, spec, [3, 1, 2], 1, weights=True))
     assert not done.errors, done.errors
     found = safetensors.load(Path(done.results[0]["weights"]))
     for name in ("4.running_mean", "4.running_var"):
@@ -179,8 +184,7 @@ def test_a_round_that_everybody_is_dropped_from_changes_nothing(
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE + late)
     told = {"drop_stragglers": True}
     one, three = (
-        pool.run(owners_payloads(driver, spec, [3, 3, 3], rounds, weights=True, told=told))
-        for rounds in (1, 3)
+        pool.run(owners_orders(driver, spec, [3, 3, 3], rounds, weights=True, told=told)) for rounds in (1, 3)
     )
     assert not one.errors | three.errors
     assert three.losses == one.losses * 3

@@ -69,7 +69,7 @@ def test_losses_do_not_depend_on_cut_and_schedule(
     expected = {microbatches: reference(spec, microbatches)[0] for microbatches in (3, 4)}
     assert expected[4][-1] < expected[4][0]
     for cuts, microbatches, schedule, depth in PLANS:
-        outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS, depth=depth))
+        outcome = pool.run(driver.orders(spec, cuts, microbatches, schedule, STEPS, depth=depth))
         assert not outcome.errors, (cuts, schedule, outcome.errors)
         assert outcome.losses == pytest.approx(expected[microbatches], rel=1e-5), (cuts, schedule)
 
@@ -80,7 +80,7 @@ def test_nor_on_weight_gradients_put_off_or_activations_computed_again(
     spec = workload("adamw")
     expected = {microbatches: reference(spec, microbatches)[0] for microbatches in (3, 4)}
     for cuts, microbatches, schedule, depth, told in LESS:
-        outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS, depth=depth, **told))
+        outcome = pool.run(driver.orders(spec, cuts, microbatches, schedule, STEPS, depth=depth, **told))
         assert not outcome.errors, (cuts, schedule, told, outcome.errors)
         assert outcome.losses == expected[microbatches], (cuts, schedule, told)
         put_off = schedule == "zero-bubble" and "recompute" not in told
@@ -94,7 +94,7 @@ def test_equal_to_the_last_bit_and_the_weights_come_out(
 ) -> None:
     spec = workload()
     losses, weights = reference(spec, 4)
-    outcome = pool.run(driver.payloads(spec, [0, 1, 4, 7], 4, "1f1b", STEPS, weights=True))
+    outcome = pool.run(driver.orders(spec, [0, 1, 4, 7], 4, "1f1b", STEPS, weights=True))
     assert outcome.losses == losses
     found: dict[str, torch.Tensor] = {}
     for rank in range(3):
@@ -109,7 +109,7 @@ def test_built_in_model(pool: Any, driver: ModuleType) -> None:
     spec = WorkloadSpec(source="gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, seed=1).to_dict()
     losses, _ = reference(spec, 2)
     layers = load_workload(WorkloadSpec.from_dict(spec)).layers
-    outcome = pool.run(driver.payloads(spec, [0, 2, layers], 2, "gpipe", STEPS))
+    outcome = pool.run(driver.orders(spec, [0, 2, layers], 2, "gpipe", STEPS))
     assert not outcome.errors, outcome.errors
     assert outcome.losses == pytest.approx(losses, rel=1e-5)
 
@@ -124,6 +124,6 @@ def test_nothing_to_differentiate_between_two_stages(
     )
     spec = workload(replace=first)
     losses, _ = reference(spec, 4)
-    outcome = pool.run(driver.payloads(spec, [0, 1, 8], 4, "1f1b", STEPS))
+    outcome = pool.run(driver.orders(spec, [0, 1, 8], 4, "1f1b", STEPS))
     assert not outcome.errors, outcome.errors
     assert outcome.losses == pytest.approx(losses, rel=1e-5)

@@ -21,6 +21,8 @@ from skyctl.worker.fixed_order import multiply, orthonormal
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.layer_seeder import splitmix64
 from skyctl.worker.low_rank_gradients import first_factor
+from skyctl.worker.rank_events import SumSizes
+from skyctl.worker.rank_order import SumGroup, SumOrder
 from skyctl.worker.sum_helper import SumHelper
 
 Tensor = torch.Tensor
@@ -97,34 +99,24 @@ def sum_steps(
     """By rank, by step, layer and parameter what it ends with; of the one that helps, what it was told."""
     ranks = len(given[0])
     count = ranks + (helps is not None)
-    sync_of = {"format": f"powersgd:{rank}", "chunk_bytes": chunk_bytes, "uncompressed_steps": uncompressed}
-    sizes: dict[str, Any] = {}
+    sizes: list[SumSizes] = []
     told = threading.Event()
 
     with connected(routes, count) as ends:
 
-        def payload(number: int) -> dict[str, Any]:
+        def group(number: int) -> SumGroup:
             made, stop = places(routes, number), START + len(SHAPES)
-            return {
-                "number": 0,
-                "first_tag": 0,
-                "start": START,
-                "stop": stop,
-                "routes": made,
-                "agreement": made[0],
-            }
+            return SumGroup(0, 0, tuple(made), start=START, stop=stop, agreement=made[0])
 
         def hold(number: int) -> list[list[list[Tensor | None]]]:
             layers = [nn.ParameterList([torch.zeros(shape) for shape in layer]) for layer in SHAPES]
             sync = GradientSync(
-                layers, START, [payload(number)], ends[number],
+                layers, START, [group(number)], ends[number],
                 format=f"powersgd:{rank}", chunk_bytes=chunk_bytes, share=1 / ranks,
                 uncompressed_steps=uncompressed, seed=SEED,
             )  # fmt: skip
             if number == 0:
-                found = sync.sizes
-                sizes.update({k: list(getattr(found, k)) for k in ("layers", "first", "second")})
-                sizes["parameters"] = found.parameters
+                sizes.append(sync.sizes)
                 told.set()
             out = []
             try:
@@ -143,7 +135,10 @@ def sum_steps(
 
         def help_to_sum(number: int) -> list[bool]:
             assert told.wait(20.0)
-            helper = SumHelper({"groups": [payload(number)], **sync_of}, sizes, ends[number])
+            sync = SumOrder(
+                f"powersgd:{rank}", chunk_bytes, (group(number),), uncompressed_steps=uncompressed
+            )
+            helper = SumHelper(sync, sizes[0], ends[number])
             found = [helper.sum_gradients(step) for step in range(len(given))]
             helper.close()
             return found

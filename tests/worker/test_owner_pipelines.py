@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.helpers.hybrid_plans import Stages, hybrid_plan
+from tests.helpers.orders import sent_orders, with_fields
 from tests.run.test_rank_spec import make_plan
 from tests.worker import round_reference
 from tests.worker.test_hybrids import CLUSTER, DEVICES, NAMES
@@ -18,9 +20,9 @@ from tests.worker.workloads import DROPOUT, edit_workload
 
 from skyctl.checkpoint import safetensors
 from skyctl.records.plan import Plan
-from skyctl.remote.credentials import make_credentials
-from skyctl.run.rank_spec import check_plan_fits, peer_pairs, rank_specs
+from skyctl.run.rank_spec import check_plan_fits, rank_specs
 from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
 MICROBATCHES = 3
@@ -58,20 +60,17 @@ def told(
         pipeline["local_steps"] = count
     plan = Plan.model_validate(made)
     check_plan_fits(plan, CLUSTER)
-    recipe = {"total_steps": rounds, **options.pop("recipe", {})}
+    recipe = Recipe.from_dict({"total_steps": rounds, **options.pop("recipe", {})})
     checkpoint = options.pop("checkpoint", None)
     ranks = rank_specs(
-        plan, CLUSTER, run_id="test", steps=rounds, workload=dict.fromkeys(NAMES, spec),
+        plan, CLUSTER, run_id="test", steps=rounds,
+        workload=dict.fromkeys(NAMES, WorkloadSpec.from_dict(spec)),
         addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, weights=options.pop("weights", False),
     )  # fmt: skip
-    secrets = make_credentials(len(ranks), peer_pairs(ranks), encrypt=False)
-    found = [
-        {**one.payload, **secret, **options, "facts": False}
-        for one, secret in zip(ranks, secrets, strict=True)
-    ]
-    for payload in found if checkpoint is not None else ():
-        payload["checkpoint"] = {**checkpoint, "writes": payload["pipeline"] == 0}
-    return found
+    found = [with_fields(order, **options) for order in sent_orders(ranks)]
+    if checkpoint is None:
+        return found
+    return [with_fields(one, checkpoint={**checkpoint, "writes": one.pipeline == 0}) for one in found]
 
 
 def of_owners(done: Any, last_ranks: Sequence[int]) -> Any:
@@ -170,9 +169,9 @@ def test_machines_of_one_owner_that_afford_different_numbers_are_named(
     other = tmp_path / "other" / "train.py"
     other.parent.mkdir()
     other.write_text(Path(spec["path"]).read_text().replace("else 3", "else 1"))
-    payloads = told(CUT, STEPS, spec, 5, {})
-    payloads[3]["workload"] = {**payloads[3]["workload"], "path": str(other)}
-    done = pool.run(payloads)
+    orders = told(CUT, STEPS, spec, 5, {})
+    orders[3] = replace(orders[3], workload=replace(orders[3].workload, path=str(other)))
+    done = pool.run(orders)
     assert set(done.errors) == {0, 1, 2, 3}, done.errors
     said = done.errors[3]
     assert said["type"] == "WorkloadError", said
@@ -208,10 +207,10 @@ def test_the_first_stage_of_an_owner_says_when_its_time_is_over(
 ) -> None:
     """Stages that each went by their own clock would wait for each other's steps."""
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
-    payloads = told(CUT, [2, 2, 9], spec, 2, {"round_deadline_s": 1e6})
-    for payload, limit_s in zip(payloads[2:], limits_s, strict=True):
-        payload["rounds"] = {**payload["rounds"], "deadline_s": limit_s}
-    done = pool.run(payloads)
+    orders = told(CUT, [2, 2, 9], spec, 2, {"round_deadline_s": 1e6})
+    for rank, limit_s in enumerate(limits_s, 2):
+        orders[rank] = replace(orders[rank], rounds=replace(orders[rank].rounds, deadline_s=limit_s))
+    done = pool.run(orders)
     assert not done.errors, done.errors
     counted = [[event["local_steps"] for event in done.steps[rank]] for rank in range(4)]
     assert counted == [[2, 2], [2, 2], [made, made], [made, made]]

@@ -8,13 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.helpers.orders import with_fields
 from tests.worker.workloads import RAISING
 
 Workloads = Callable[..., dict[str, Any]]
 
 
 def test_a_steps_accounts_add_up(workload: Workloads, pool: Any, driver: ModuleType) -> None:
-    outcome = pool.run(driver.payloads(workload(), [0, 3, 7], 4, "1f1b", 3))
+    outcome = pool.run(driver.orders(workload(), [0, 3, 7], 4, "1f1b", 3))
     assert sorted(outcome.steps) == [0, 1]
     for rank, events in outcome.steps.items():
         assert [event["step"] for event in events] == [0, 1, 2]
@@ -36,7 +37,7 @@ def test_told_to_stop_all_ranks_end_after_the_same_step(
             for process in pool.processes:
                 process.send({"op": "stop"})
 
-    outcome = pool.run(driver.payloads(workload(), [0, 2, 5, 7], 4, "1f1b", 100_000), stop_after_two)
+    outcome = pool.run(driver.orders(workload(), [0, 2, 5, 7], 4, "1f1b", 100_000), stop_after_two)
     assert not outcome.errors, outcome.errors
     ends = {event["steps"] for event in outcome.results.values()}
     assert len(ends) == 1
@@ -47,7 +48,7 @@ def test_told_to_stop_all_ranks_end_after_the_same_step(
 def test_a_layer_that_raises_is_told_with_its_phase_and_the_others_lost_it(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    outcome = pool.run(driver.payloads(workload(replace=RAISING), [0, 3, 5, 7], 4, "1f1b", 5))
+    outcome = pool.run(driver.orders(workload(replace=RAISING), [0, 3, 5, 7], 4, "1f1b", 5))
     assert sorted(outcome.errors) == [0, 1, 2]
     cause = outcome.errors[1]
     assert cause["type"] == "RunError"
@@ -68,7 +69,7 @@ def test_a_rank_that_is_killed_is_missed_by_its_neighbour(
 
     pool = driver.Pool(2, tmp_path)
     try:
-        outcome = pool.run(driver.payloads(workload(), [0, 3, 7], 4, "1f1b", 100_000), kill)
+        outcome = pool.run(driver.orders(workload(), [0, 3, 7], 4, "1f1b", 100_000), kill)
     finally:
         pool.close()
     assert outcome.errors[1]["event"] == "exit"
@@ -85,8 +86,8 @@ def test_errors_before_the_start_name_their_phase(workload: Workloads, pool: Any
         ({"microbatches": 9}, [0, 7], "WorkloadError", "9 microbatches"),
     ]
     for options, cuts, kind, words in wrong:
-        payload = driver.payloads(spec, cuts, 4, "1f1b", 2)[0] | {"secrets": {"1": "s"}, "ranks": 2} | options
-        event = pool.run([payload]).errors[0]
+        order = with_fields(driver.orders(spec, cuts, 4, "1f1b", 2)[0], **{"ranks": 2, **options})
+        event = pool.run([order]).errors[0]
         assert event["type"] == kind, event
         assert words in event["message"]
 
@@ -99,6 +100,6 @@ def test_output_of_another_shape_than_tried_is_an_error(
         "self.calls = getattr(self, 'calls', 0) + (not hasattr(x, 'fake_mode'))\n"
         "        return (x.relu() if self.calls < 5 else x[:, :3]), ids, skip",
     )
-    outcome = pool.run(driver.payloads(workload(replace=ragged), [0, 3, 7], 4, "1f1b", 5))
+    outcome = pool.run(driver.orders(workload(replace=ragged), [0, 3, 7], 4, "1f1b", 5))
     assert "step 1, forward of microbatch" in outcome.errors[0]["message"]
     assert "its output is [2, 3, 8] float32" in outcome.errors[0]["message"]

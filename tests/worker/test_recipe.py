@@ -41,7 +41,7 @@ def run(
     cuts, schedule = plan
     schedule = options.pop("schedule", schedule)
     outcome = pool.run(
-        driver.payloads(spec, cuts, 4, schedule, recipe.total_steps, recipe=recipe.to_dict(), **options)
+        driver.orders(spec, cuts, 4, schedule, recipe.total_steps, recipe=recipe.to_dict(), **options)
     )
     assert not outcome.errors, (plan, outcome.errors)
     return outcome
@@ -102,7 +102,7 @@ def test_a_norm_that_is_not_finite_is_an_error_with_the_step(
     )
     spec = workload("sgd", replace=bad)
     recipe = Recipe(clip_norm=1.0, total_steps=STEPS).to_dict()
-    outcome = pool.run(driver.payloads(spec, [0, 3, 7], 4, "1f1b", STEPS, recipe=recipe))
+    outcome = pool.run(driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, recipe=recipe))
     messages = [event["message"] for event in outcome.errors.values() if event["type"] == "RunError"]
     assert messages
     for message in messages:
@@ -127,7 +127,7 @@ def test_the_learning_rate_takes_its_course(
 
 def test_a_floor_above_the_rate_is_refused(workload: Workloads, pool: Any, driver: ModuleType) -> None:
     recipe = Recipe(lr_schedule="linear", min_learning_rate=0.5, total_steps=3).to_dict()
-    outcome = pool.run(driver.payloads(workload("adamw"), [0, 7], 4, "1f1b", 3, recipe=recipe))
+    outcome = pool.run(driver.orders(workload("adamw"), [0, 7], 4, "1f1b", 3, recipe=recipe))
     assert "0.5 is more than the optimizer's own learning rate, 0.01" in outcome.errors[0]["message"]
 
 
@@ -199,7 +199,7 @@ def test_wrong_metrics_end_the_run_with_their_line(
         workload("sgd"), text=VALIDATION + "\ndef metrics(outputs, targets):\n    return {'a': outputs[99]}\n"
     )
     recipe = Recipe(validate_every=1, total_steps=2).to_dict()
-    outcome = pool.run(driver.payloads(spec, [0, 3, 7], 4, "1f1b", 2, recipe=recipe))
+    outcome = pool.run(driver.orders(spec, [0, 3, 7], 4, "1f1b", 2, recipe=recipe))
     assert "metrics() failed: IndexError" in outcome.errors[1]["message"]
     assert outcome.errors[1]["message"].startswith("train.py, line ")
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.attack.rank_forms import payloads
+from tests.attack.rank_forms import orders
+from tests.helpers.orders import rank_order
 from tests.worker.test_hybrids import HYBRIDS, told
 
 import skyctl
 from skyctl.errors import RunError
-from skyctl.worker.replicas import ReplicaPlace, end_offer, offer_replicas
+from skyctl.worker.rank_order import ReplicaOrder
+from skyctl.worker.replicas import end_offer, offer_replicas
 
 Workloads = Callable[..., dict[str, Any]]
 STEPS = 3
@@ -61,9 +64,9 @@ def test_replicas_of_a_whole_model_sum_what_the_loss_gives_them(
     backend: Any, encrypt: bool, workload: Workloads, pool: Any
 ) -> None:
     """And the training is as without it."""
-    without = pool.run(payloads("data", workload(batch_size=8), STEPS, encrypt=False))
+    without = pool.run(orders("data", workload(batch_size=8), STEPS, encrypt=False))
     spec = asking(workload, "[0, 1, 2, 3]")
-    done = pool.run(payloads("data", spec, STEPS, encrypt=encrypt, backend=backend))
+    done = pool.run(orders("data", spec, STEPS, encrypt=encrypt, backend=backend))
     assert not done.errors, done.errors
     assert done.losses == pytest.approx(without.losses, rel=1e-6)
 
@@ -76,15 +79,15 @@ def test_each_stage_of_a_hybrid_has_a_group_of_its_own(workload: Workloads, pool
 
 
 def test_one_pipeline_has_no_replicas(workload: Workloads, pool: Any) -> None:
-    done = pool.run(payloads("pipeline", asking(workload, "[dist.get_rank()]"), STEPS, encrypt=False))
+    done = pool.run(orders("pipeline", asking(workload, "[dist.get_rank()]"), STEPS, encrypt=False))
     assert not done.errors, done.errors
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("crossed", "its pipelines are cut at different layers: 0–3+3–7 and 0–5+5–7"),
-        ("unequal", "its replicas make 4 and 2 microbatches a step"),
+        ("crossed", "its pipelines are cut at different layers (0–3+3–7 and 0–5+5–7)"),
+        ("unequal", "its replicas make unequal numbers of microbatches a step (4 and 2)"),
         ("rounds", "its replicas go on without each other"),
         ("validates", "one pipeline alone validates"),
     ],
@@ -94,31 +97,31 @@ def test_those_that_would_never_meet_are_refused(
 ) -> None:
     spec = asking(workload, "[]")
     if name == "rounds":
-        orders = payloads(name, spec, STEPS, encrypt=False)
+        made = orders(name, spec, STEPS, encrypt=False)
     elif name == "validates":
-        orders = told(HYBRIDS["the same cuts"], spec, STEPS, recipe={"validate_every": 2})
+        made = told(HYBRIDS["the same cuts"], spec, STEPS, recipe={"validate_every": 2})
     else:
         unequal = [([("a/cpu:0", 0, 7)], 4), ([("b/cpu:0", 0, 7)], 2)]
-        orders = told(unequal if name == "unequal" else HYBRIDS[name], spec, STEPS)
-    done = pool.run(orders)
-    assert len(done.errors) == len(orders)
+        made = told(unequal if name == "unequal" else HYBRIDS[name], spec, STEPS)
+    done = pool.run(made)
+    assert len(done.errors) == len(made)
     assert said in done.errors[0]["message"], done.errors[0]
 
 
 def test_it_is_too_late_once_training_has_begun() -> None:
-    here = ReplicaPlace((0, 1), b"s" * 16, "127.0.0.1", None, None, 1.0, None)
-    offer_replicas(None, here, validates=False)
+    here = ReplicaOrder((0, 1), "127.0.0.1", secret="s" * 16)
+    offer_replicas(None, replace(rank_order(), replicas=here))
     end_offer()
     try:
         with pytest.raises(RunError, match="once training had begun"):
             skyctl.replicas()
     finally:
-        offer_replicas(None, None, validates=False)
+        offer_replicas(None, None)
 
 
 def test_a_collective_of_all_ranks_is_refused_and_says_which_is_not(workload: Workloads, pool: Any) -> None:
     mistaken = "    import torch.distributed as dist\n    dist.all_reduce(outputs.detach().mean())\n" + LOSS
-    done = pool.run(payloads("data", workload(batch_size=8, replace=(LOSS, mistaken)), STEPS, encrypt=False))
+    done = pool.run(orders("data", workload(batch_size=8, replace=(LOSS, mistaken)), STEPS, encrypt=False))
     assert any("skyctl.replicas()" in str(error) for error in done.errors.values()), done.errors
 
 

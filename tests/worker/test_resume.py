@@ -59,7 +59,7 @@ def six(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def run(six: Any, driver: ModuleType, spec: Any, cuts: list[int], **options: Any) -> Any:
     options = {"schedule": "1f1b", "steps": STEPS, **options}
     schedule, steps = options.pop("schedule"), options.pop("steps")
-    outcome = six.run(driver.payloads(spec, cuts, MICROBATCHES, schedule, steps, **options))
+    outcome = six.run(driver.orders(spec, cuts, MICROBATCHES, schedule, steps, **options))
     assert not outcome.errors, (cuts, outcome.errors)
     return outcome
 
@@ -168,10 +168,10 @@ def test_checkpoints_at_the_end_and_where_a_run_is_told_to_stop(
         if rank == 0 and event.get("step") == 1 and event["event"] == "step":
             pool.processes[0].send({"op": "stop"})
 
-    payloads = driver.payloads(
+    orders = driver.orders(
         spec, CUTS[3], MICROBATCHES, "1f1b", 100_000, checkpoint=keeping(tmp_path / "stop", every=0)
     )
-    outcome = six.run(payloads, stop)
+    outcome = six.run(orders, stop)
     assert not outcome.errors
     (steps,) = {result["steps"] for result in outcome.results.values()}
     assert {event["step"] for events in outcome.checkpoints.values() for event in events} == {steps}
@@ -242,8 +242,8 @@ def test_a_damaged_shard_is_named(
     whole = run(six, driver, workload(), FOUR, checkpoint=keeping(tmp_path / "r"))
     harm(layout.layer_path(tmp_path / "r", AT, 1))
     for resume in (resuming(whole, tmp_path / "r"), {"step": AT, "folder": str(tmp_path / "r")}):
-        payload = driver.payloads(workload(), [0, 7], MICROBATCHES, "1f1b", STEPS, resume=resume)
-        error = six.run(payload).errors[0]
+        order = driver.orders(workload(), [0, 7], MICROBATCHES, "1f1b", STEPS, resume=resume)
+        error = six.run(order).errors[0]
         assert error["type"] == "RecordError"
         assert "layer 1 (1.Mix) can't go on from step 6" in error["message"]
         assert words in error["message"]
@@ -258,12 +258,12 @@ def test_a_shard_of_another_run_is_refused(
 
     def error(spec: dict[str, Any], **options: Any) -> str:
         told = {"resume": resume, **options}
-        payload = driver.payloads(spec, [0, 7], MICROBATCHES, "1f1b", STEPS, **told)
-        return str(six.run(payload).errors[0]["message"])
+        order = driver.orders(spec, [0, 7], MICROBATCHES, "1f1b", STEPS, **told)
+        return str(six.run(order).errors[0]["message"])
 
     assert "is of seed '3', needed is '4'" in error(spec | {"seed": 4})
     assert "is of dtype 'float32', needed is 'bfloat16'" in error(spec | {"dtype": "bfloat16"})
-    assert "is of workload" in error(spec, digest="0123456789abcdef")
+    assert "is of workload" in error(edit_workload(spec, text="OTHER = 1"))
     assert "is of step 7" in error(spec, resume={**resume, "step": 7}) or "missing" in error(
         spec, resume={**resume, "step": 7}
     )
@@ -287,8 +287,8 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 """
     spec = edit_workload(workload(), ("torch.optim.AdamW(parameters, lr=0.01)", optimizer), text=counting)
-    payload = driver.payloads(spec, [0, 7], MICROBATCHES, "1f1b", 3, checkpoint=keeping(tmp_path / "r"))
-    error = six.run(payload).errors[0]
+    order = driver.orders(spec, [0, 7], MICROBATCHES, "1f1b", 3, checkpoint=keeping(tmp_path / "r"))
+    error = six.run(order).errors[0]
     assert error["type"] == "WorkloadError"
     assert words in error["message"]
     assert not list((tmp_path / "r").rglob("*.*")), "nothing is left of it"

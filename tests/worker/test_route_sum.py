@@ -13,7 +13,7 @@ from tests.worker.sums import RouteEdges, connected, places, ring, star, togethe
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import FIRST_SUM_TAG
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
 
@@ -41,7 +41,7 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
 
         def act(rank: int) -> Any:
             peers = ends[rank]
-            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
+            part = RouteSum(0, places(routes, rank), peers)
             found = []
             for step in range(steps):
                 helps = rank >= holders
@@ -118,7 +118,7 @@ def lying(message: SumMessage, tag: int = FIRST_SUM_TAG + 2, name: str = "float3
     layout = make_layout([[4]], [1.0], 4)
     with connected(routes, 2) as ends:
         peers = {1: ends[0][1]}
-        part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, 0)], peers)
+        part = RouteSum(0, places(routes, 0), peers)
         ongoing = OngoingSum(layout, 5, kind=GRADIENTS, format=name)
         part.begin(ongoing, 2)
         ongoing.add_bucket([torch.zeros(4)])
@@ -177,7 +177,7 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
 
         def act(rank: int) -> Any:
             peers = ends[rank]
-            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
+            part = RouteSum(0, places(routes, rank), peers)
             ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
             part.begin(ongoing, 1)
             try:
@@ -205,7 +205,7 @@ def test_a_sum_of_numbers_that_are_not_tame_is_nobodys_lie(number: float, format
     with connected(TREE, 4) as ends:
 
         def act(rank: int) -> Any:
-            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], ends[rank])
+            part = RouteSum(0, places(TREE, rank), ends[rank])
             ongoing = OngoingSum(layout, 0, kind=GRADIENTS, format=format)
             part.begin(ongoing, 1)
             own, at = [torch.full((n,), number) for layer in LAYERS for n in layer], 0
@@ -233,7 +233,7 @@ def test_each_rank_knows_who_told_it_that_the_run_ends(teller: int | None, told_
 
         def act(rank: int) -> Any:
             peers = ends[rank]
-            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], peers)
+            part = RouteSum(0, places(TREE, rank), peers)
             for step in range(3):
                 ongoing = OngoingSum(layout, step, kind=GRADIENTS, helps=True)
                 part.begin(ongoing, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from tests.worker import reference
 from tests.worker.workloads import edit_workload
 
 from skyctl.checkpoint import safetensors
+from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroup, SumOrder
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -45,28 +47,20 @@ def tied(workload: Workloads) -> Workloads:
     return make
 
 
-def holding(payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The payloads with what ranks are told of the copies of ``LAYERS``' table (``run.rank_spec``)."""
+def holding(orders: list[RankOrder]) -> list[RankOrder]:
+    """The orders with the sums of the copies of ``LAYERS``' table, as ``run.sum_spec`` makes them."""
     holders = [
-        p["rank"] for p in payloads if any(p["layers"][0] <= layer < p["layers"][1] for layer in LAYERS)
+        rank for rank, order in enumerate(orders) if any(layer in range(*order.layers) for layer in LAYERS)
     ]
     root, *others = holders
     for rank in holders if others else ():
-        peers = others if rank == root else [root]
-        route = {
-            "share": 1.0,
-            "up_children": others if rank == root else [],
-            "up_parent": None if rank == root else root,
-            "down_parent": None if rank == root else root,
-            "down_children": others if rank == root else [],
-        }
-        payloads[rank]["sync"] = {
-            "format": "float32",
-            "chunk_bytes": 64,
-            "peers": [{"rank": peer, "host": "127.0.0.1", "device": "cpu:0"} for peer in peers],
-            "groups": [{"number": 0, "first_tag": 0, "tie": list(LAYERS), "routes": [route]}],
-        }
-    return payloads
+        children, parent = (tuple(others), None) if rank == root else ((), root)
+        route = RoutePlace(1.0, children, parent, parent, children)
+        sync = SumOrder("float32", 64, (SumGroup(0, 0, (route,), tie=LAYERS),))
+        hosts = {**orders[rank].world.hosts, **dict.fromkeys(sync.peers, "127.0.0.1")}
+        world = replace(orders[rank].world, hosts=hosts)
+        orders[rank] = replace(orders[rank], world=world, sync=sync)
+    return orders
 
 
 def tables(outcome: Any) -> list[torch.Tensor]:
@@ -90,8 +84,8 @@ def test_as_on_one_device(dtype: str, tied: Workloads, pool: Any, driver: Module
         ([0, 1, 5, 7], "zero-bubble"),
     ):
         options = {"recipe": recipe.to_dict(), "weights": True}
-        payloads = driver.payloads(spec, cuts, 4, schedule, STEPS, **options)
-        outcome = pool.run(holding(payloads))
+        orders = driver.orders(spec, cuts, 4, schedule, STEPS, **options)
+        outcome = pool.run(holding(orders))
         assert not outcome.errors, outcome.errors
         assert outcome.losses == pytest.approx(expected.losses, abs=tolerance), cuts
         norms = [event["grad_norm"] for event in outcome.steps[0]]
@@ -107,19 +101,19 @@ def test_a_resume_with_another_cut_has_the_same_bits(
     spec = tied("adamw")
     checkpoint = {"folder": str(tmp_path / "kept"), "every": 3, "keep": 3, "attempt": 1}
     options = {"weights": True, "checkpoint": checkpoint}
-    first = pool.run(holding(driver.payloads(spec, [0, 3, 7], 4, "1f1b", 3, **options)))
+    first = pool.run(holding(driver.orders(spec, [0, 3, 7], 4, "1f1b", 3, **options)))
     assert not first.errors, first.errors
     kept = tables(first)[0]
     for cuts in ([0, 3, 7], [0, 7], [0, 2, 5, 7]):
         resume = {"step": 3, "folder": str(tmp_path / "kept")}
-        payloads = driver.payloads(spec, cuts, 4, "1f1b", 3, weights=True, resume=resume)
-        outcome = pool.run(holding(payloads))
+        orders = driver.orders(spec, cuts, 4, "1f1b", 3, weights=True, resume=resume)
+        outcome = pool.run(holding(orders))
         assert not outcome.errors, outcome.errors
         assert all(torch.equal(table, kept) for table in tables(outcome)), cuts
 
 
 def test_a_plan_that_would_let_copies_part_is_refused(tied: Workloads, pool: Any, driver: ModuleType) -> None:
-    outcome = pool.run(driver.payloads(tied("sgd"), [0, 3, 7], 4, "1f1b", 1))
+    outcome = pool.run(driver.orders(tied("sgd"), [0, 3, 7], 4, "1f1b", 1))
     assert any("share parameters over stages" in str(event) for event in outcome.errors.values()), (
         outcome.errors
     )

@@ -26,6 +26,7 @@ from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.peer import FIRST_SUM_TAG
 from skyctl.worker.push_pull import Push, PushPull
+from skyctl.worker.rank_order import Staleness, SumGroup, SumOrder
 from skyctl.worker.stale_sync import StaleSync
 from skyctl.workload.recipe import Recipe
 
@@ -37,7 +38,7 @@ RECIPE = Recipe(lr_schedule="cosine", warmup_steps=2, validate_every=3, total_st
 
 
 def stale(most: int | None) -> dict[str, Any]:
-    """What a payload says of a parameter server."""
+    """What an order says of a parameter server."""
     return {"staleness": {"most": most}}
 
 
@@ -47,8 +48,8 @@ def test_runs_to_the_end_and_no_worker_is_too_far_ahead(
 ) -> None:
     spec = {**workload("adamw"), "dtype": dtype}
     recipe = {"total_steps": STEPS, "clip_norm": 0.1}
-    payloads = driver.side_by_side(spec, LAYERS, [1, 2, 1], star(3), STEPS, sync=stale(most), recipe=recipe)
-    done = pool.run(payloads)
+    orders = driver.side_by_side(spec, LAYERS, [1, 2, 1], star(3), STEPS, sync=stale(most), recipe=recipe)
+    done = pool.run(orders)
     assert not done.errors, done.errors
     assert {result["steps"] for result in done.results.values()} == {STEPS}
     ahead = [event["ahead"] for events in done.steps.values() for event in events]
@@ -64,10 +65,10 @@ def test_pushes_of_a_step_add_up_to_one_synchronous_step(
     """With plain gradient descent and everybody waiting for everybody (a bound of 0)."""
     spec = edit_workload(workload(replace=PLAIN), DROPOUT, text=VALIDATION)
     expected = reference.train(spec, 4, RECIPE)
-    payloads = driver.side_by_side(
+    orders = driver.side_by_side(
         spec, LAYERS, [1, 2, 1], star(3), STEPS, sync=stale(0), recipe=RECIPE.to_dict(), weights=True
     )
-    done = pool.run(payloads)
+    done = pool.run(orders)
     assert not done.errors, done.errors
     assert done.losses == pytest.approx(expected.losses, rel=1e-5)
     assert done.validation == pytest.approx(expected.validation, rel=1e-5)
@@ -162,8 +163,8 @@ def _root_weights(layers: list[nn.Module]) -> RootWeights:
 def _sync(
     rank: int, layers: list[nn.Module], peers: Any, root: ParameterRoot | None, most: int, count: int = 2
 ) -> StaleSync:
-    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 3, "routes": places(star(count), rank)}
-    sync = {"groups": [group], "chunk_bytes": 16, **stale(most)}
+    group = SumGroup(0, 0, tuple(places(star(count), rank)), start=0, stop=3)
+    sync = SumOrder("float32", 16, (group,), staleness=Staleness(most))
     return StaleSync(layers, rank, sync, peers, share=0.5, first=0, steps=4, root=root)
 
 

@@ -139,8 +139,8 @@ def test_losses_are_those_of_plain_torch_wherever_it_is_cut(
     assert fmean(losses[STEPS // 2 :]) < fmean(losses[: STEPS // 2])  # each is another batch's
     recipe = {"total_steps": STEPS, "validate_every": STEPS, "validate_batches": 2}
     for cuts, schedule, options in PLANS:
-        payloads = driver.payloads(told, cuts, MICROBATCHES, schedule, STEPS, recipe=recipe, **options)
-        outcome = pool.run(payloads)
+        orders = driver.orders(told, cuts, MICROBATCHES, schedule, STEPS, recipe=recipe, **options)
+        outcome = pool.run(orders)
         assert not outcome.errors, (cuts, schedule, outcome.errors)
         assert outcome.losses == pytest.approx(losses, rel=1e-5), (cuts, schedule)
         assert outcome.validation == {STEPS - 1: pytest.approx(held_out, rel=1e-5)}, (cuts, schedule)

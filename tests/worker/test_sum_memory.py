@@ -37,7 +37,7 @@ def pool_bytes(rank: int) -> int:
     """Two chunks for each edge that arrives, three for each way that sends."""
     chunks = 0
     for place in places(ROUTES, rank):
-        chunks += 2 * len(place["up_children"]) + 2 * (place["down_parent"] is not None) + 3
+        chunks += 2 * len(place.up_children) + 2 * (place.down_parent is not None) + 3
     return chunks * (CHUNK_BYTES + 64)
 
 
@@ -49,7 +49,9 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     from skyctl.transport.process_group import SkyctlProcessGroup
     from skyctl.worker.ongoing_sum import OngoingSum
     from skyctl.worker.peer import Peer
-    from skyctl.worker.route_sum import RoutePlace, RouteSum
+    from skyctl.worker.rank_events import SumSizes
+    from skyctl.worker.rank_order import SumGroup, SumOrder
+    from skyctl.worker.route_sum import RouteSum
     from skyctl.worker.sum_helper import SumHelper
     from skyctl.worker.sum_layout import make_layout
     from skyctl.worker.sum_messages import GRADIENTS
@@ -77,7 +79,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_bytes("VmRSS")
     if given:
-        sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers)
+        sums = RouteSum(0, routes, peers)
         layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
         ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
         sums.begin(ongoing, AGREED_FLAGS + 4)
@@ -86,9 +88,9 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
         sums.agree(bytes(AGREED_FLAGS + 4))
         ongoing.wait()
     else:
-        told = {"number": 0, "first_tag": 0, "routes": routes, "agreement": routes[0]}
-        sync = {"format": "float32", "chunk_bytes": CHUNK_BYTES, "groups": [told]}
-        sizes = {"layers": numels, "parameters": 4, "figures": 0}
+        told = SumGroup(0, 0, tuple(routes), agreement=routes[0])
+        sync = SumOrder("float32", CHUNK_BYTES, (told,))
+        sizes = SumSizes(tuple(numels), parameters=4, figures=0)
         helper = SumHelper(sync, sizes, peers)
         assert not helper.sum_gradients(0)
     grown = memory_bytes("VmHWM") - before

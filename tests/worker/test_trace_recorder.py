@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.helpers.orders import with_fields
 from tests.worker.sums import star
 
 from skyctl.compare.timeline import measured_timeline
@@ -67,7 +68,7 @@ def test_a_validation_is_no_part_of_a_step() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
 def test_real_ranks(workload: Workloads, pool: Any, driver: ModuleType, schedule: str) -> None:
-    outcome = pool.run(driver.payloads(workload(), [0, 2, 5, 7], 4, schedule, 3, trace=True))
+    outcome = pool.run(driver.orders(workload(), [0, 2, 5, 7], 4, schedule, 3, trace=True))
     assert not outcome.errors, outcome.errors
     documents = [json.loads(Path(outcome.results[rank]["trace"]).read_text()) for rank in range(3)]
     assert [sorted(document["clocks"]) for document in documents] == [[], ["end", "start"], ["end", "start"]]
@@ -93,10 +94,13 @@ def test_real_ranks(workload: Workloads, pool: Any, driver: ModuleType, schedule
 
 def test_real_holders(workload: Workloads, pool: Any, driver: ModuleType) -> None:
     """Microbatches have their numbers in the step, sums have spans, clocks lead to the first."""
-    payloads = driver.side_by_side(workload(), 7, [1, 1, 2], star(3, root=2), 3, trace=True)
-    for payload, of, for_ in zip(payloads, (None, 2, 0), ([2], [], [1]), strict=True):
-        payload["sync"] |= {"clock_of": of, "clock_for": for_}
-    outcome = pool.run(payloads)
+    orders = driver.side_by_side(workload(), 7, [1, 1, 2], star(3, root=2), 3, trace=True)
+    clocks = zip((None, 2, 0), ([2], [], [1]), strict=True)
+    told = [
+        with_fields(order, clock_of=of, clock_for=for_)
+        for order, (of, for_) in zip(orders, clocks, strict=True)
+    ]
+    outcome = pool.run(told)
     assert not outcome.errors, outcome.errors
     documents = [json.loads(Path(outcome.results[rank]["trace"]).read_text()) for rank in range(3)]
     assert [sorted(document["clocks"]) for document in documents] == [[], ["end", "start"], ["end", "start"]]
@@ -113,12 +117,12 @@ def test_real_holders(workload: Workloads, pool: Any, driver: ModuleType) -> Non
 
 
 def test_without_being_asked_nothing_is_recorded(workload: Workloads, pool: Any, driver: ModuleType) -> None:
-    outcome = pool.run(driver.payloads(workload(), [0, 3, 7], 2, "1f1b", 2))
+    outcome = pool.run(driver.orders(workload(), [0, 3, 7], 2, "1f1b", 2))
     assert {event["trace"] for event in outcome.results.values()} == {None}
 
 
 def test_messages_that_were_waited_for_are_timed(workload: Workloads, pool: Any, driver: ModuleType) -> None:
-    outcome = pool.run(driver.payloads(workload(), [0, 3, 7], 4, "sequential", 2))
+    outcome = pool.run(driver.orders(workload(), [0, 3, 7], 4, "sequential", 2))
     for event in outcome.steps[0]:
         assert event["input_message_s"] is None
         assert 0 < event["gradient_message_s"] <= event["transfer_s"]

@@ -35,9 +35,9 @@ class RestorePoint:
     layers: Mapping[int, ShardSource]
     disagreeing: tuple[str, ...] = field(default=())
 
-    def sha256s(self, start: int, stop: int) -> dict[str, str]:
-        """The SHA-256 of layers [start, stop) by layer, as a rank's ``resume`` payload has them."""
-        return {str(layer): self.layers[layer].sha256 for layer in range(start, stop)}
+    def sha256s(self, start: int, stop: int) -> dict[int, str]:
+        """The SHA-256 of layers [start, stop), by layer."""
+        return {layer: self.layers[layer].sha256 for layer in range(start, stop)}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The task that replicates a node's checkpoints of a run: ``main(payload, channel)``. Needs no torch.
-
-Payload: ``run_id``; ``node``, this one's name; ``folder``, the run's on this node (``layout``); ``secret``,
-shared by the run's replicators; ``address`` to listen on (None: this machine's own on the route to
-``towards``, over ``interface``); ``tls``, ``{"cert", "key"}`` or None; ``poll_s``, see ``POLL_S``.
+"""The task that replicates a node's checkpoints of a run, as its ``ReplicatorOrder`` says. Needs no torch.
 
 ::
 
@@ -37,14 +33,14 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.frames import CHUNK_BYTES
-from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.agent.task_events import to_message
+from skyctl.agent.task_orders import read_order
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.atomic_file import UnwritableError, atomic_writer
 from skyctl.checkpoint.replicator_events import ReplicatorListening
+from skyctl.checkpoint.replicator_order import ReplicatorOrder
 from skyctl.checkpoint.shard_client import (
-    POLL_S,
     ReplicatorAddress,
     ReplicatorCredentials,
     ShardClient,
@@ -53,7 +49,6 @@ from skyctl.checkpoint.shard_client import (
 )
 from skyctl.checkpoint.shard_server import ShardServer, list_holdings
 from skyctl.errors import RecordError, SkyctlError
-from skyctl.transport.tls_identity import TlsIdentity
 
 MAX_TRANSFERS = 4
 """Pulls and verifications that run at a time; others wait for their turn."""
@@ -66,13 +61,11 @@ Message = dict[str, Any]
 class CheckpointReplicator:
     """The replicator of one node and run: ``run`` once, then ``close`` in any case."""
 
-    def __init__(self, payload: Message, channel: TaskChannel) -> None:
+    def __init__(self, order: ReplicatorOrder, channel: TaskChannel) -> None:
         self._channel = channel
-        self._folder = Path(payload["folder"])
-        self._credentials = ReplicatorCredentials(
-            str(payload["run_id"]), str(payload["secret"]), TlsIdentity.from_credentials(payload.get("tls"))
-        )
-        self._poll_s = float(payload.get("poll_s") or POLL_S)
+        self._folder = order.folder
+        self._credentials = ReplicatorCredentials(order.run_id, order.secret, order.tls)
+        self._poll_s = order.poll_s
         self._transfer_slots = threading.BoundedSemaphore(MAX_TRANSFERS)
         self._follower_slots = threading.BoundedSemaphore(MAX_FOLLOWED)
         self._followers: list[ShardFollower] = []
@@ -80,11 +73,10 @@ class CheckpointReplicator:
         self._server = ShardServer(
             self._folder,
             run_id=self._credentials.run_id,
-            node=str(payload["node"]),
-            secret=self._credentials.secret,
-            address=payload.get("address")
-            or local_address_towards(str(payload.get("towards") or "127.0.0.1"), payload.get("interface")),
-            identity=self._credentials.identity,
+            node=order.node,
+            secret=order.secret,
+            address=order.address,
+            identity=order.tls,
         )
 
     def run(self) -> None:
@@ -274,13 +266,17 @@ def _transfer_answer(wanted: Mapping[int, Any], failed: Mapping[int, SkyctlError
     }
 
 
-def main(payload: Message, channel: TaskChannel) -> Message:
+def main(message: Message, channel: TaskChannel) -> Message:
     """Serves, copies and verifies shards until it is told to stop.
 
+    Args:
+        message: a ``ReplicatorOrder``.
+
     Raises:
+        MismatchError, RecordError: it can't follow the order.
         SkyctlError: it can't listen on the address it was given.
     """
-    replicator = CheckpointReplicator(payload, channel)
+    replicator = CheckpointReplicator(read_order([ReplicatorOrder], message), channel)
     try:
         replicator.run()
     finally:

@@ -321,7 +321,9 @@ def _show_ranks(
     out: Output, plan: Plan, target: ClusterTarget, request: TrainingRequest, options: LaunchOptions
 ) -> None:
     """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
+    from skyctl.agent.message_fields import write_fields
     from skyctl.run.rank_spec import rank_specs
+    from skyctl.worker.rank_order import RankOrder
 
     nodes = target.cluster.nodes
     steps, unit = options.steps_wanted, plan.problem.rhythm.unit
@@ -330,23 +332,24 @@ def _show_ranks(
         target.cluster,
         run_id="dry-run",
         steps=steps,
-        workload={node.name: request.spec.to_dict() for node in nodes},
+        workload={node.name: request.spec for node in nodes},
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
-        recipe=request.recipe.to_dict(),
+        recipe=request.recipe,
         trace=options.trace,
     )
     for spec in specs:
-        if spec.helps:
+        order = spec.order
+        if not isinstance(order, RankOrder):
             out.line(f"rank {spec.rank} on {spec.device}: no layers, helps to sum gradients, {steps} steps")
             continue
-        start, stop = spec.payload["layers"]
-        first, last = spec.payload["microbatch_range"]
-        share, row = f"{spec.payload['microbatches']} microbatches", ""
+        start, stop = order.layers
+        first, last = order.microbatch_range
+        share, row = f"{order.microbatches} microbatches", ""
         if len(plan.pipelines) > 1:
-            row, share = f"pipeline {spec.payload['pipeline']}, ", f"{last - first} of {share}"
+            row, share = f"pipeline {order.pipeline}, ", f"{last - first} of {share}"
         out.line(
             f"rank {spec.rank} on {spec.device}: {row}layers {start}–{stop}, {share} "
-            f"({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} {unit}s"
+            f"({order.schedule}, {order.in_flight} in flight), {steps} {unit}s"
         )
     out.note("the whole of what each rank is told: --json")
-    out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})
+    out.json({"ranks": [{"rank": s.rank, "device": s.device, "order": write_fields(s.order)} for s in specs]})

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyctl.control.node_sessions import NodeSessions, require_all
 from skyctl.control.observations import gather_evidence
@@ -126,7 +126,7 @@ def compare_workload(
 
 def ship_timed_workload(
     request: TrainingRequest | None, links: NodeSessions, on_progress: Callable[[str], None]
-) -> tuple[WorkloadSpec | None, dict[str, dict[str, Any]]]:
+) -> tuple[WorkloadSpec | None, dict[str, WorkloadSpec]]:
     """Ships a workload whose layers are to be timed; its description, here and by node."""
     if request is None:
         return None, {}

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyctl.agent.node_cache import file_digest
 from skyctl.errors import MismatchError, WorkloadError
@@ -238,7 +238,7 @@ def send_workload(
     with_data: Collection[str],
     layers: Mapping[str, Collection[int]] | None = None,
     files: Mapping[str, bytes] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, WorkloadSpec]:
     """Sends the user's code to every node, and data and stored weights to those that need them.
 
     Args:
@@ -248,7 +248,7 @@ def send_workload(
         files: those to send (``files_to_ship``); None: as they are here now.
 
     Returns:
-        By node, the spec as JSON values; paths in it are the node's own.
+        By node, the spec; paths in it are the node's own.
     """
     sent = dict(files_to_ship(spec) if files is None else files)
     data = encode_text(spec, _read_data(spec)) if with_data else None
@@ -265,7 +265,7 @@ def send_workload(
             node_spec = replace(node_spec, data_path=path)
         if stored is not None and layers is not None:
             node_spec = replace(node_spec, weights=_push_weights(session, stored, sorted(layers[name])))
-        by_node[name] = node_spec.to_dict()
+        by_node[name] = node_spec
     return by_node
 
 

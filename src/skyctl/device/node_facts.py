@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:  # noqa: ARG0
     return collect_facts(payload.get("devices"))
 
 
-def collect_facts(wanted: list[str] | None = None) -> dict[str, Any]:
+def collect_facts(wanted: Sequence[str] | None = None) -> dict[str, Any]:
     """Everything known of this node without measuring.
 
     Args:
@@ -154,7 +155,7 @@ def _meminfo_bytes() -> tuple[int, int]:
         return total, page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else total
 
 
-def list_devices(wanted: list[str] | None) -> list[dict[str, Any]]:
+def list_devices(wanted: Sequence[str] | None) -> list[dict[str, Any]]:
     """The devices to use, as ``{"id": "cuda:0", "name": …}``; the CPU only where no accelerator is."""
     there = accelerators()
     if wanted is None:

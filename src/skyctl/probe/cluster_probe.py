@@ -7,7 +7,7 @@ links, sites, the nodes' own lines and the sites' uplinks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ from skyctl.probe.device_measurement import (
     FAILED_SHARE,
     ProbeProgress,
     measure_devices,
+    probe_order,
     start_processes,
-    task_payload,
     wait_until_ready,
 )
 from skyctl.probe.device_probes import DeviceProbes
@@ -101,7 +101,7 @@ def measure_cluster(
     microbatch_choices: Sequence[int] = (),
     on_progress: ProbeProgress = lambda _node, _what, _done: None,
     *,
-    node_specs: Mapping[str, Mapping[str, Any]] | None = None,
+    node_specs: Mapping[str, WorkloadSpec] | None = None,
     options: ProbeOptions | None = None,
     on_interrupt: Callable[[Profile], None] = lambda _unfinished: None,
 ) -> Profile:
@@ -125,11 +125,11 @@ def measure_cluster(
     launcher = LauncherUse()
     try:
         specs = {} if workload is None else _probe_specs(cluster, workload, node_specs or {})
-        payload = partial(task_payload, cluster, specs, make_tls_certificate() if options.encrypt else None)
-        start_processes(probes, cluster, sessions, payload, on_progress)
+        order_of = partial(probe_order, cluster, specs, make_tls_certificate() if options.encrypt else None)
+        start_processes(probes, cluster, sessions, order_of, on_progress)
         both = None if workload is None or spec is None else (workload, spec)
         shapes = shape_profiles(*both, microbatch_choices) if both else []  # while nodes import torch
-        wait_until_ready(probes, sessions, payload, options.start_s, on_progress)
+        wait_until_ready(probes, sessions, order_of, options.start_s, on_progress)
         comparison = _compare_cut(probes, workload, shapes, options, on_progress)
         created = timestamp()
         known = _known_timings(probes, shapes, spec, options, created)
@@ -208,11 +208,11 @@ def _find_network(
 
 
 def _probe_specs(
-    cluster: Cluster, workload: Workload, node_specs: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+    cluster: Cluster, workload: Workload, node_specs: Mapping[str, WorkloadSpec]
+) -> dict[str, WorkloadSpec]:
     """By node, the workload's description with random inputs: the data may be on some nodes only."""
-    given = {node.name: node_specs.get(node.name) or workload.spec.to_dict() for node in cluster.nodes}
-    return {name: dict(spec) | {"random_inputs": True} for name, spec in given.items()}
+    given = {node.name: node_specs.get(node.name, workload.spec) for node in cluster.nodes}
+    return {name: replace(spec, random_inputs=True) for name, spec in given.items()}
 
 
 def _compare_cut(
@@ -241,7 +241,7 @@ def compare_cluster(
     spec: WorkloadSpec,
     microbatch_choices: Sequence[int],
     on_progress: ProbeProgress,
-    node_specs: Mapping[str, Mapping[str, Any]],
+    node_specs: Mapping[str, WorkloadSpec],
 ) -> CutComparison:
     """Compares a workload's cut with the model itself on one of the nodes, and measures nothing.
 
@@ -250,10 +250,10 @@ def compare_cluster(
     """
     probes = DeviceProbes(lambda name, failure: on_progress(name, failure.error, FAILED_SHARE))
     try:
-        payload = partial(task_payload, cluster, _probe_specs(cluster, workload, node_specs), None)
-        start_processes(probes, cluster, sessions, payload, on_progress)
+        order_of = partial(probe_order, cluster, _probe_specs(cluster, workload, node_specs), None)
+        start_processes(probes, cluster, sessions, order_of, on_progress)
         shapes = shape_profiles(workload, spec, microbatch_choices)
-        wait_until_ready(probes, sessions, payload, ProbeOptions().start_s, on_progress)
+        wait_until_ready(probes, sessions, order_of, ProbeOptions().start_s, on_progress)
         return compare_on_a_node(probes, shapes, on_progress)
     finally:
         probes.close()

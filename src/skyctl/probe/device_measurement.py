@@ -14,12 +14,15 @@ from typing import Any
 from skyctl.errors import SkyctlError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes, SessionLike
 from skyctl.probe.layer_shapes import distinct_layers, layer_kinds
+from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.probe.probe_messages import LayerFlops, check_timings, layer_flops
 from skyctl.probe.profile_cache import CachedTimings
 from skyctl.probe.resource_shares import assign_threads
 from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster
 from skyctl.records.profile import ShapeProfile
+from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.workload.workload_spec import WorkloadSpec
 
 ProbeProgress = Callable[[str, str, float], None]
 """Called with a node's name (or ``links``, ``lines``, ``uplinks``), what it is at, what part is done.
@@ -33,39 +36,39 @@ UNFINISHED_SHARE = 0.99
 MORE = 1.5
 """What counts is measured for so many budgets at most, or as long as the slowest device's first pass took."""
 
-PayloadMaker = Callable[[str, "str | None"], dict[str, Any]]
-"""``task_payload`` of a cluster, by node and device; no device: the node's first."""
+OrderMaker = Callable[[str, "str | None"], ProbeOrder]
+"""``probe_order`` of a cluster, by node and device; no device: the node's first."""
 
 
-def task_payload(
+def probe_order(
     cluster: Cluster,
-    specs: Mapping[str, Any],
-    tls: Mapping[str, str] | None,
+    specs: Mapping[str, WorkloadSpec],
+    tls: TlsIdentity | None,
     name: str,
     device: str | None,
-) -> dict[str, Any]:
-    """What the process of a device is told as it starts.
+) -> ProbeOrder:
+    """The order of a device's process.
 
     Args:
         specs: by node, the workload's description with the paths valid there.
         tls: the certificate with which messages are measured through TLS, or None.
     """
     node = cluster.node(name)
-    return {
-        "device": device,
-        "devices": None if node.devices is None else list(node.devices),
-        "threads": node.threads,
-        "slowdown": node.slowdown,
-        "workload": specs.get(name),
-        "tls": tls,
-    }
+    return ProbeOrder(
+        device=device,
+        devices=node.devices,
+        threads=node.threads,
+        slowdown=node.slowdown,
+        workload=specs.get(name),
+        tls=tls,
+    )
 
 
 def start_processes(
     probes: DeviceProbes,
     cluster: Cluster,
     sessions: Mapping[str, Any],
-    payload: PayloadMaker,
+    order_of: OrderMaker,
     on_progress: ProbeProgress,
 ) -> None:
     """Starts a process on every node that has a session, for its first device.
@@ -82,13 +85,13 @@ def start_processes(
     for node in cluster.nodes:
         if node.name not in probes.failures:
             on_progress(node.name, "starting", 0.0)
-            _start_process(probes, sessions, payload, node.name, None)
+            _start_process(probes, sessions, order_of, node.name, None)
 
 
 def wait_until_ready(
     probes: DeviceProbes,
     sessions: Mapping[str, SessionLike],
-    payload: PayloadMaker,
+    order_of: OrderMaker,
     start_s: float,
     on_progress: ProbeProgress,
 ) -> None:
@@ -105,7 +108,7 @@ def wait_until_ready(
     for member in first:
         for device in member.facts["devices"]:
             if device["id"] != member.facts["device"]:
-                _start_process(probes, sessions, payload, member.node.name, device["id"])
+                _start_process(probes, sessions, order_of, member.node.name, device["id"])
     further = [member for member in probes.alive() if member not in first]
     probes.wait(further, "facts", start_s, started)
 
@@ -113,12 +116,12 @@ def wait_until_ready(
 def _start_process(
     probes: DeviceProbes,
     sessions: Mapping[str, SessionLike],
-    payload: PayloadMaker,
+    order_of: OrderMaker,
     name: str,
     device: str | None,
 ) -> None:
     title = f"probe-{device or 'first'}".replace(":", "-")
-    probes.start(sessions[name], payload(name, device), name=title)
+    probes.start(sessions[name], order_of(name, device), name=title)
 
 
 def measure_devices(

@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from skyctl.agent.task_orders import write_order
 from skyctl.errors import ProtocolError, SkyctlError, UnfitError
+from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.probe.probe_messages import read_probe_message
 from skyctl.records.cluster import Node, device_id
 from skyctl.records.profile import NodeFailure
@@ -124,16 +126,15 @@ class DeviceProbes:
         self.failures: dict[str, NodeFailure] = {}
         self._events: TaskGroup[DeviceProbe] = TaskGroup("probe")
 
-    def start(self, session: SessionLike, payload: dict[str, Any], name: str) -> None:
+    def start(self, session: SessionLike, order: ProbeOrder, name: str) -> None:
         """Starts one device's process; a failure is the node's."""
         try:
-            task = session.start_task(PROBE_TASK, payload, name=name, needs_ack=False)
+            task = session.start_task(PROBE_TASK, write_order(order), name=name, needs_ack=False)
         except (SkyctlError, OSError, EOFError) as exc:
             self.fail(session.node.name, exc)
             return
-        source = (payload.get("workload") or {}).get("source")
-        made = DeviceProbe(session.node, session.host, task, asked=payload.get("device"), workload=source)
-        self.add(made)
+        source = None if order.workload is None else order.workload.source
+        self.add(DeviceProbe(session.node, session.host, task, asked=order.device, workload=source))
 
     def add(self, member: DeviceProbe) -> None:
         """Takes in a device whose process was started already."""

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+
+from skyctl.transport.tls_identity import TlsIdentity
 
 SECRET_BYTES = 16
+
+
+@dataclass(frozen=True)
+class RankCredentials:
+    """What one rank shares with others in one attempt.
+
+    Attributes:
+        secrets: by rank, what it shares with that peer, and with nobody else.
+        tls: the run's certificate, the same for all; None: nothing is encrypted.
+        replica_secret: what it shares with all others that hold its layers; empty: nobody else does.
+    """
+
+    secrets: Mapping[int, str] = field(repr=False)
+    tls: TlsIdentity | None
+    replica_secret: str = field(default="", repr=False)
 
 
 def make_credentials(
@@ -16,28 +33,24 @@ def make_credentials(
     replicas: Iterable[Sequence[int]] = (),
     *,
     encrypt: bool,
-) -> list[dict[str, Any]]:
-    """What each rank is told, in rank order.
-
-    ``secrets``: by rank what it shares with that peer in this attempt, and with nobody else. To encrypt also
-    ``tls``: a certificate and its key (PEM), the same for all. ``replica_secret``: what it shares with all
-    others that hold its layers; None: there are none.
+) -> list[RankCredentials]:
+    """The credentials of each rank, in rank order.
 
     Args:
         pairs: the ranks that exchange tensors with each other.
         replicas: those that hold the same layers, by set.
     """
-    shared = {"tls": make_tls_certificate()} if encrypt else {}
-    peers: list[dict[str, str]] = [{} for _ in range(ranks)]
+    identity = make_tls_certificate() if encrypt else None
+    peers: list[dict[int, str]] = [{} for _ in range(ranks)]
     for one, other in pairs:
-        peers[one][str(other)] = peers[other][str(one)] = secrets.token_hex(SECRET_BYTES)
+        peers[one][other] = peers[other][one] = secrets.token_hex(SECRET_BYTES)
     known: dict[int, str] = {}
     for alike in replicas:
         known |= dict.fromkeys(alike, secrets.token_hex(SECRET_BYTES))
-    return [{"secrets": told, "replica_secret": known.get(rank), **shared} for rank, told in enumerate(peers)]
+    return [RankCredentials(told, identity, known.get(rank, "")) for rank, told in enumerate(peers)]
 
 
-def make_tls_certificate() -> dict[str, str]:
+def make_tls_certificate() -> TlsIdentity:
     """A key (ECDSA over P-256) and a certificate that it has signed itself.
 
     It is compared as a whole and forgotten with its run, so its dates mean nothing and nobody checks them.
@@ -61,4 +74,4 @@ def make_tls_certificate() -> dict[str, str]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return {"cert": made.public_bytes(serialization.Encoding.PEM).decode(), "key": private.decode()}
+    return TlsIdentity(made.public_bytes(serialization.Encoding.PEM).decode(), private.decode())

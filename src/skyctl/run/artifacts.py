@@ -16,7 +16,8 @@ from skyctl.files import write_atomic
 from skyctl.remote.agent_session import Session
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import RankSpec, clock_references, holding_specs
+from skyctl.run.rank_spec import RankSpec, holding_specs
+from skyctl.worker.rank_order import RankOrder
 from skyctl.worker.trace_document import TraceDocument, trace_limit_bytes
 
 
@@ -31,7 +32,7 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
     try:
         for rank, result in sorted(ranks.results().items()):
             spec = ranks.specs[rank]
-            if spec.helps or spec.payload.get("pipeline"):
+            if spec.pipeline != 0:
                 continue  # the first pipeline's are the same
             if result.weights is None:
                 raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)
@@ -58,7 +59,7 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
 
 def _check_weights(path: Path, spec: RankSpec) -> None:
     """Raises ProtocolError where a file has not the weights of just this rank's layers."""
-    layers = range(*spec.payload["layers"])
+    layers = spec.layers
     try:
         header = read_header(path)
     except RecordError as exc:
@@ -83,6 +84,9 @@ def gather_traces(ranks: RankGroup, sessions: Mapping[str, Session]) -> list[dic
         SkyctlError: a rank's record did not come or can't be read.
     """
     results = ranks.results()
+    first = ranks.specs[0].order
+    assert isinstance(first, RankOrder), "helpers come last"
+    limit = trace_limit_bytes(first.microbatches)
     out: list[dict[str, Any]] = []
     for spec in ranks.specs:
         part = ranks.paths.trace_part(spec.rank)
@@ -90,7 +94,6 @@ def gather_traces(ranks: RankGroup, sessions: Mapping[str, Session]) -> list[dic
             result = results.get(spec.rank)
             if result is None or result.trace is None:
                 raise SkyctlError(f"rank {spec.rank} on {spec.device} recorded nothing")
-            limit = trace_limit_bytes(spec.payload["microbatches"])
             sessions[spec.node].fetch(result.trace, part, limit)
             document = json.loads(part.read_text(encoding="utf-8"))
             out.append(_plain_trace(document, spec))
@@ -120,9 +123,10 @@ def write_trace(
     """
     callbacks.phase("gathering the trace")
     devices = [spec.device for spec in holding_specs(ranks.specs)]
+    clocks = [spec.order.world.clock_of for spec in ranks.specs]
     try:
         traces = gather_traces(ranks, sessions)
-        measured = timeline.measured_timeline(traces, devices, clock_references(ranks.specs))
+        measured = timeline.measured_timeline(traces, devices, clocks)
         if not measured.steps:
             raise SkyctlError("the ranks have no step in common in what they recorded")
         made = chrome_trace.trace_document(measured, simulated, run_id=ranks.paths.run_id)

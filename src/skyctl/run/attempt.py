@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.compare.timeline import plan_timeline
@@ -31,10 +30,10 @@ from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import (
+    AttemptCheckpoints,
     RankSpec,
     holding_specs,
     rank_specs,
-    rank_structures,
     rank_task_name,
     used_nodes,
 )
@@ -48,6 +47,7 @@ from skyctl.run.step_metrics import (
 )
 from skyctl.run.sum_claims import planned_numels
 from skyctl.worker.rank_events import EnvironmentEvent, WrittenShard
+from skyctl.workload.workload_spec import WorkloadSpec
 
 LAST_CHECKPOINT_STEPS = 3.0
 """How many steps' time the ranks have to end after the one under way: all are to finish it, and to write."""
@@ -129,39 +129,25 @@ class Attempt:
             self._refuse_local_shortage()
         addresses = context.addresses(nodes_in(plan))
         context.callbacks.phase("shipping the workload")
-        made = rank_specs(
-            plan,
-            context.cluster,
-            run_id=context.sink.paths.run_id,
-            steps=context.options.steps,
-            workload=self._ship_workload(origin),
-            addresses=addresses,
-            weights=context.options.weights,
-            recipe=context.request.recipe.to_dict(),
-            trace=context.options.trace,
-        )
-        self._specs = [self._with_limits(self._with_checkpoints(spec, origin)) for spec in made]
-        self._ranks = self._make_ranks()
+        workload = self._ship_workload(origin)
+        self._specs = self._rank_specs(workload, addresses, self._checkpoints(origin, workload))
+        self._ranks = self._make_ranks(0 if origin is None else origin.step)
         self._ranks.start()
         self._started = True
         if context.options.writes_checkpoints:
             context.start_replicators(nodes_in(plan), wait=False)
 
     def adopt(self, adopted: AdoptedRanks) -> None:
-        """Takes over ranks that another process has started."""
+        """Takes over ranks that another process has started.
+
+        Their orders are made again, without what only that process knew: paths on nodes, and addresses.
+        """
         context = self._context
         attempts = context.sink.state.attempts
-        first = attempts[-1].from_step if attempts else 0
-        devices = (*(stage.device for stage in self._plan.placed_stages), *self._plan.helpers)
-        for rank, (device, structure) in enumerate(zip(devices, rank_structures(self._plan), strict=True)):
-            payload: dict[str, Any] = {
-                **structure,
-                "steps": context.options.steps,
-                "resume": {"step": first},
-            }
-            spec = RankSpec(rank, node_of(device), device, payload)
-            self._specs.append(self._with_limits(spec))
-        self._ranks = self._make_ranks()
+        nodes = nodes_in(self._plan)
+        workload = dict.fromkeys(nodes, context.request.spec)
+        self._specs = self._rank_specs(workload, dict.fromkeys(nodes, ""), AttemptCheckpoints())
+        self._ranks = self._make_ranks(attempts[-1].from_step if attempts else 0)
         self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
         self._started = True
         if context.options.writes_checkpoints:
@@ -240,7 +226,33 @@ class Attempt:
 
     # --- what the ranks are told
 
-    def _ship_workload(self, origin: RestorePoint | None) -> dict[str, dict[str, Any]]:
+    def _rank_specs(
+        self,
+        workload: Mapping[str, WorkloadSpec],
+        addresses: Mapping[str, str],
+        checkpoints: AttemptCheckpoints,
+    ) -> list[RankSpec]:
+        context = self._context
+        made = rank_specs(
+            self._plan,
+            context.cluster,
+            run_id=context.sink.paths.run_id,
+            steps=context.options.steps,
+            workload=workload,
+            addresses=addresses,
+            weights=context.options.weights,
+            recipe=context.request.recipe,
+            trace=context.options.trace,
+            checkpoints=checkpoints,
+        )
+        limits = policy.shard_limits(self._plan.problem)
+        numels = planned_numels(self._plan.problem)
+        return [
+            replace(spec, shard_limits={n: limits[n] for n in spec.layers}, summed_numels=numels)
+            for spec in made
+        ]
+
+    def _ship_workload(self, origin: RestorePoint | None) -> dict[str, WorkloadSpec]:
         """By node that holds a stage, the workload as that node is told it.
 
         Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
@@ -256,39 +268,24 @@ class Attempt:
         stored = None if restored else layers
         return send_workload(spec, sessions, with_data=ends, layers=stored, files=context.files_to_ship())
 
-    def _with_checkpoints(self, spec: RankSpec, origin: RestorePoint | None) -> RankSpec:
+    def _checkpoints(self, origin: RestorePoint | None, holding: Collection[str]) -> AttemptCheckpoints:
+        """The attempt's checkpoints, on the nodes that hold layers."""
         context = self._context
-        more: dict[str, Any]
-        every = context.options.checkpoint_every if context.options.writes_checkpoints else 0
-        if every is None:
-            every = policy.checkpoint_interval(self._plan, context.options.replica_count)
-        if spec.helps:
-            more = {"figures_every": [*spec.payload["figures_every"], every]}
-            if origin is not None:
-                more["resume"] = {"step": origin.step}
-            return replace(spec, payload={**spec.payload, **more})
-        folder = str(run_folder_on_node(context.sessions[spec.node], context.sink.paths.run_id))
-        start, stop = spec.payload["layers"]
-        more = {}
-        if origin is not None:
-            more["resume"] = {"step": origin.step, "folder": folder, "layers": origin.sha256s(start, stop)}
+        every = None
         if context.options.writes_checkpoints:
-            more["checkpoint"] = {
-                "every": every,
-                "folder": folder,
-                "keep": context.options.kept_steps,
-                "at_end": True,
-                "attempt": self._number,
-                "writes": spec.payload["pipeline"] == 0,
-            }
-        return replace(spec, payload={**spec.payload, **more})
+            every = context.options.checkpoint_every
+            if every is None:
+                every = policy.checkpoint_interval(self._plan, context.options.replica_count)
+        run_id = context.sink.paths.run_id
+        return AttemptCheckpoints(
+            attempt=self._number,
+            folders={node: str(run_folder_on_node(context.sessions[node], run_id)) for node in holding},
+            origin=origin,
+            every=every,
+            keep=context.options.kept_steps,
+        )
 
-    def _with_limits(self, spec: RankSpec) -> RankSpec:
-        limits = policy.shard_limits(self._plan.problem)
-        own = {layer: limits[layer] for layer in range(*spec.payload["layers"])}
-        return replace(spec, shard_limits=own, summed_numels=planned_numels(self._plan.problem))
-
-    def _make_ranks(self) -> RankGroup:
+    def _make_ranks(self, first: int) -> RankGroup:
         context = self._context
         hooks = RankGroupHooks(
             message=lambda spec, said: context.sink.heard(spec.node, rank_task_name(spec.rank), said),
@@ -303,6 +300,7 @@ class Attempt:
             self._callbacks(),
             context.options.deadlines,
             hooks,
+            first=first,
             encrypt=context.options.encrypt or self._plan.encrypted,
         )
 
@@ -348,8 +346,8 @@ class Attempt:
         context.written(step, self._plan)
         context.on_checkpoint(step)
         if context.options.keep_here:
-            writers = [spec for spec in self._specs if spec.payload["pipeline"] == 0]
-            nodes = {layer: spec.node for spec in writers for layer in range(*spec.payload["layers"])}
+            writers = [spec for spec in self._specs if spec.pipeline == 0]
+            nodes = {layer: spec.node for spec in writers for layer in spec.layers}
             context.copy_here(step, {layer: nodes[layer] for layer in shards}, shards)
 
     def _measurement(self, weights: str | None = None) -> Measurement:

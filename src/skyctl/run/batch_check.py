@@ -45,7 +45,7 @@ def step_fault(
     """
     first_ranks: dict[int, int] = {}
     for rank, other in enumerate(events):
-        pipeline = specs[rank].payload.get("pipeline") or 0
+        pipeline = specs[rank].pipeline or 0
         reference = first_ranks.setdefault(pipeline, rank)
         beside = reference == rank  # with the first pipeline, and within each one with its first rank
         if beside:
@@ -62,7 +62,7 @@ def step_fault(
         return None
     from skyctl.control.sum_benchmark import sums_alone  # with all that plans sums: seldom needed here
 
-    if sums_alone((specs[0].payload.get("workload") or {}).get("source", "")):
+    if sums_alone(specs[0].source or ""):
         return RunError(
             f"the loss of step {step + 1} is {loss}{_whose_loss(events, specs)}: what bench-sync sums "
             "can't diverge, so a device or a sum has made wrong numbers",

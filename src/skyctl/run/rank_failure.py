@@ -119,8 +119,7 @@ def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlE
         return failure
     who = f"rank {spec.rank} on {spec.device} (node {spec.node}, {session.host})"
     printed = "".join(f"\n    {line}" for line in rank.tail[-LOG_TAIL_LINES:])
-    source = (spec.payload.get("workload") or {}).get("source")
-    cause = task_failure_error(session.node, failure, place="", workload=source)
+    cause = task_failure_error(session.node, failure, place="", workload=spec.source)
     names_phase = isinstance(failure, TaskError) and failure.skyctl
     where = "" if names_phase else f" in {rank.phase}"
     cause.message = f"{who} failed{where}: {cause.message}{printed}"

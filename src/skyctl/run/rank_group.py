@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from skyctl.agent.task_events import LogEvent
+from skyctl.agent.task_orders import write_order
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.remote.agent_session import Session
@@ -67,6 +68,8 @@ class RankGroup:
     Args:
         specs: in the ranks' order.
         sessions: by node; those of all nodes that have a rank.
+        first: the first step that they make.
+        encrypt: what they say to each other.
     """
 
     def __init__(
@@ -78,20 +81,20 @@ class RankGroup:
         deadlines: Deadlines | None = None,
         hooks: RankGroupHooks | None = None,
         *,
+        first: int = 0,
         encrypt: bool = False,
     ) -> None:
         self.paths, self.specs = paths, specs
         self._sessions, self._callbacks, self._encrypt = sessions, callbacks, encrypt
         self._hooks = hooks or RankGroupHooks()
-        first = int((specs[0].payload.get("resume") or {}).get("step", 0))
-        steps = specs[0].payload["steps"]
+        steps = specs[0].order.steps
         self.collected = StepCollector(
             len(holding_specs(specs)),
             steps,
             first=first,
             last_ranks=last_ranks(specs),
             owners=owners_of(specs),
-            unit="round" if specs[0].payload.get("rounds") else "step",
+            unit="round" if specs[0].rounds is not None else "step",
         )
         self._reports = RankReports(specs, self.collected, callbacks, self._hooks.checkpoint, self._final)
         self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
@@ -116,8 +119,8 @@ class RankGroup:
             len(self.specs), peer_pairs(self.specs), replica_sets(self.specs), encrypt=self._encrypt
         )
         for spec, credentials in zip(self.specs, told, strict=True):  # they go over the sessions only
-            payload = {**spec.payload, **credentials}
-            task = self._sessions[spec.node].start_task(RANK_MODULE, payload, name=rank_task_name(spec.rank))
+            order, name = write_order(spec.with_credentials(credentials)), rank_task_name(spec.rank)
+            task = self._sessions[spec.node].start_task(RANK_MODULE, order, name=name)
             self._ranks.append(RankState(spec, task))
             self._tasks.follow(spec.rank, task)
         unready = set(range(len(self._ranks)))

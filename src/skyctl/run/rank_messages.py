@@ -1,7 +1,7 @@
 """Reads what one rank sends, and refuses what that rank can't say then: its node counts as lost.
 
 A message must be of a kind that ranks send, each field with a value that it can have
-(``agent.event_fields``), and it must come in its turn: what a rank finds, once; what it stores for others;
+(``agent.message_fields``), and it must come in its turn: what a rank finds, once; what it stores for others;
 that it is ready, once; then its steps one by one, those of a pipeline's last rank with a loss, of the first
 pipeline's with validations, and checkpoints of its own layers after them; its result after its last step.
 Whether figures are true can't be told here.
@@ -53,16 +53,8 @@ class RankMessageReader:
     def __init__(self, spec: RankSpec, node: Node, ranks: int, first: int, steps: int) -> None:
         self.may_end_early = False
         self._spec, self._node, self._steps = spec, node, steps
-        stage, stages = spec.payload.get("stage", spec.rank), spec.payload.get("stages", ranks)
-        self._helps = spec.helps
-        self._is_last = self._helps or stage == stages - 1
-        owned = (spec.payload.get("rounds") or {}).get("owner") is not None  # then each validates on its own
-        self._validating = self._is_last and (owned or not spec.payload.get("pipeline"))
-        sync = spec.payload.get("sync") or {"peers": ()}
-        named = (peer["rank"] if isinstance(peer, Mapping) else peer for peer in sync["peers"])
-        summing = set(named)
-        neighbours = {spec.rank - 1} if stage and not self._helps else set()
-        self._peers = summing | neighbours | ({spec.rank + 1} if not self._is_last else set())
+        owned = spec.owner is not None  # then each validates on its own
+        self._validating = spec.is_last and (owned or spec.pipeline == 0)
         self._next_step = first
         self._checkpoint = first
         self._notes = self._keys = 0
@@ -70,6 +62,7 @@ class RankMessageReader:
         self._most_keys = MAX_KEYS + MAX_KEYS_BY_RANK * ranks
         self._validates: int | None = None
         self._seen: set[type] = set()
+        self._peers = spec.order.world.hosts.keys()
 
     def read(self, message: Mapping[str, Any]) -> TaskMessage:
         """The message as its record. Raises ProtocolError: no rank sends that."""
@@ -127,7 +120,7 @@ class RankMessageReader:
             return self._fault_of_start(event)
         if ReadyEvent not in self._seen:
             return "it is not ready yet"
-        if self._helps:
+        if self._spec.helps:
             return self._fault_of_helper(event)
         if isinstance(event, StepEvent):
             return self._fault_of_step(event)
@@ -178,9 +171,9 @@ class RankMessageReader:
             return f"the run has {self._steps} steps"
         if self._lacks_validation:
             return f"not the validation after step {self._validates}"
-        if event.validates and self._is_last and not self._validating:
+        if event.validates and self._spec.is_last and not self._validating:
             return "the first pipeline validates"
-        return "it has no loss" if self._is_last and event.loss is None else None
+        return "it has no loss" if self._spec.is_last and event.loss is None else None
 
     @property
     def _lacks_validation(self) -> bool:
@@ -191,13 +184,13 @@ class RankMessageReader:
             return f"it has told of {self._next_step} steps, not of {event.step}"
         if self._notes + len(event.notes) > MAX_NOTES:
             return f"it has {MAX_NOTES} notes at most"
-        start, stop = self._spec.payload["layers"]
-        if set(event.sketches) - set(range(start, stop)):
-            return f"its layers are [{start}, {stop})"
-        if self._spec.payload.get("pipeline"):
+        own = self._spec.layers
+        if set(event.sketches) - set(own):
+            return f"its layers are [{own.start}, {own.stop})"
+        if self._spec.pipeline != 0:
             return "the first pipeline writes its layers" if event.layers else None
-        if event.error is None and set(event.layers) != set(range(start, stop)):
-            return f"its layers are [{start}, {stop})"
+        if event.error is None and set(event.layers) != set(own):
+            return f"its layers are [{own.start}, {own.stop})"
         for layer, shard in event.layers.items():
             limit = self._spec.shard_limits.get(layer)
             if limit is not None and shard.bytes > limit:

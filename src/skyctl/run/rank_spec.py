@@ -1,4 +1,4 @@
-"""A plan → what each rank is told. Pure: a dry run prints the very objects that a launch sends.
+"""A plan → what each rank is ordered to do. Pure: a dry run prints the very orders that a launch sends.
 
 Ranks are counted by pipeline, and within one from the first layers to the last; then come those that hold no
 layers and help others to sum gradients.
@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.control.backend_choice import backend_of
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.backend import GLOO
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
-from skyctl.run.replica_spec import replica_structures
-from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
-from skyctl.run.sum_spec import add_clocks, check_sums, equal_ring, group_sums, stale_patience, tie_sums
+from skyctl.remote.credentials import RankCredentials
+from skyctl.run.replica_spec import replica_orders
+from skyctl.run.round_spec import check_rounds, compares_batches, patience_s, round_options
+from skyctl.run.sum_spec import check_sums, clock_references, equal_ring, over_ring, rank_sums
 from skyctl.schedule.actions import check_in_flight
+from skyctl.worker.rank_order import (
+    AnyRankOrder,
+    CheckpointOptions,
+    HelperOrder,
+    LinkDtypes,
+    RankOrder,
+    ResumePoint,
+    RoundOptions,
+    WorldOrder,
+)
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload_spec import WorkloadSpec
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """One process: its rank, where it runs, and the payload its task gets (``worker/rank.py``).
+    """One process: its rank, where it runs, and what it is ordered to do.
 
     ``shard_limits``: by layer of its own, the most bytes that a file with its state may have.
     ``summed_numels``: of the gradients of each layer, the last one first, as the plan has them; None: it does
@@ -34,14 +48,71 @@ class RankSpec:
     rank: int
     node: str
     device: str
-    payload: dict[str, Any]
+    order: AnyRankOrder
     shard_limits: Mapping[int, int] = field(default_factory=dict)
     summed_numels: tuple[int, ...] | None = None
 
     @property
     def helps(self) -> bool:
         """Whether it holds no layers, and only helps others to sum."""
-        return bool(self.payload.get("helps"))
+        return isinstance(self.order, HelperOrder)
+
+    @property
+    def pipeline(self) -> int | None:
+        """The number of its pipeline; None for a rank that helps."""
+        return self.order.pipeline if isinstance(self.order, RankOrder) else None
+
+    @property
+    def layers(self) -> range:
+        """The layers that it holds."""
+        return range(*self.order.layers) if isinstance(self.order, RankOrder) else range(0)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is its pipeline's last stage, which has the loss."""
+        return isinstance(self.order, RankOrder) and self.order.is_last
+
+    @property
+    def rounds(self) -> RoundOptions | None:
+        """The rounds that it makes; None: it makes steps."""
+        return self.order.rounds if isinstance(self.order, RankOrder) else None
+
+    @property
+    def owner(self) -> str | None:
+        """Whose data it trains on; None: nobody's alone."""
+        return self.rounds.owner if self.rounds is not None else None
+
+    @property
+    def source(self) -> str | None:
+        """The workload as typed; None for a rank that helps, which is told none."""
+        return self.order.workload.source if isinstance(self.order, RankOrder) else None
+
+    def with_credentials(self, credentials: RankCredentials) -> AnyRankOrder:
+        """The order as it is sent: with what this rank shares with its peers, which is kept nowhere."""
+        world = replace(self.order.world, secrets=credentials.secrets, tls=credentials.tls)
+        order = replace(self.order, world=world)
+        if isinstance(order, HelperOrder) or order.replicas is None:
+            return order
+        return replace(order, replicas=replace(order.replicas, secret=credentials.replica_secret))
+
+
+@dataclass(frozen=True)
+class AttemptCheckpoints:
+    """The checkpoints of an attempt: the one that its ranks go on from, and those that they write.
+
+    Attributes:
+        attempt: its number.
+        folders: by node that holds layers, the run's checkpoint folder there.
+        origin: what they go on from; None: they begin.
+        every: steps from one checkpoint to the next; 0: only at the end. None: they write none.
+        keep: how many of a node's newest steps are kept.
+    """
+
+    attempt: int = 0
+    folders: Mapping[str, str] = field(default_factory=dict)
+    origin: RestorePoint | None = None
+    every: int | None = None
+    keep: int = 2
 
 
 def rank_task_name(rank: int) -> str:
@@ -57,16 +128,12 @@ def rank_of_task(name: str) -> int | None:
 
 def last_ranks(specs: Sequence[RankSpec]) -> tuple[int, ...]:
     """Of each pipeline, the rank of its last stage."""
-    holding = holding_specs(specs)
-    count = len(holding)
-    stages = [(spec.payload.get("stage", spec.rank), spec.payload.get("stages", count)) for spec in holding]
-    return tuple(spec.rank for spec, (stage, last) in zip(holding, stages, strict=True) if stage + 1 == last)
+    return tuple(spec.rank for spec in specs if spec.is_last)
 
 
 def owners_of(specs: Sequence[RankSpec]) -> tuple[str, ...]:
     """By pipeline, what its owner is called; empty where data is nobody's alone."""
-    told = [specs[rank].payload.get("rounds") or {} for rank in last_ranks(specs)]
-    return tuple(str(rounds["owner"]) for rounds in told if rounds.get("owner") is not None)
+    return tuple(spec.owner for spec in specs if spec.is_last and spec.owner is not None)
 
 
 def holding_specs(specs: Sequence[RankSpec]) -> list[RankSpec]:
@@ -76,18 +143,14 @@ def holding_specs(specs: Sequence[RankSpec]) -> list[RankSpec]:
 
 def peer_pairs(specs: Sequence[RankSpec]) -> list[tuple[int, int]]:
     """The ranks that exchange tensors with each other, the lower one of each pair first."""
-    found: set[tuple[int, int]] = set()
-    for spec in specs:
-        sync = spec.payload.get("sync") or {"peers": ()}
-        for peer in (spec.payload.get("previous"), spec.payload.get("next"), *sync["peers"]):
-            if peer is not None:
-                found.add((min(spec.rank, peer["rank"]), max(spec.rank, peer["rank"])))
-    return sorted(found)
+    pairs = ((spec.rank, peer) for spec in specs for peer in spec.order.world.hosts)
+    return sorted({(min(pair), max(pair)) for pair in pairs})
 
 
 def replica_sets(specs: Sequence[RankSpec]) -> set[tuple[int, ...]]:
-    """The sets of ranks that hold the same layers."""
-    return {tuple(spec.payload["replicas"]["ranks"]) for spec in holding_specs(specs)}
+    """The sets of ranks that hold the same layers, of two or more."""
+    orders = [spec.order for spec in specs if isinstance(spec.order, RankOrder)]
+    return {order.replicas.ranks for order in orders if order.replicas is not None}
 
 
 def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
@@ -133,124 +196,188 @@ def rank_specs(
     *,
     run_id: str,
     steps: int,
-    workload: Mapping[str, Mapping[str, Any]],
+    workload: Mapping[str, WorkloadSpec],
     addresses: Mapping[str, str],
     weights: bool = True,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
     trace: bool = False,
+    checkpoints: AttemptCheckpoints | None = None,
 ) -> list[RankSpec]:
     """The ranks of all pipelines, in their order, and then the helpers'.
 
     Args:
         workload: by node that holds layers, the workload's description with the paths valid on that node.
-        recipe: how to train beside that (``workload.recipe.Recipe``, as a dict); None: plainly.
+        recipe: how to train beside that; None: plainly.
         addresses: by node, the address at which its peers reach it.
+        checkpoints: None: ranks go on from none, and write none.
     """
-    ranks: list[RankSpec] = []
-    measured = {machine.device: machine.threads for machine in plan.machines}
-    structures = rank_structures(plan)
-    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
-    placed = [split_device_id(device) for device in devices]
-    replicas = replica_structures(plan)
-    ring = equal_ring(plan) if backend_of(plan) == GLOO else None
-    for rank, (device, structure) in enumerate(zip(devices, structures, strict=True)):
-        node_name, local = placed[rank]
-        node = cluster.node(node_name)
-        sync = structure["sync"]
-        if sync is not None:
-            sync = {**sync, "peers": [_peer(peer, placed, addresses) for peer in sync["peers"]]}
-            sync["groups"] = [{**group, "ring": ring} for group in sync["groups"]]
-        payload = {
-            "run_id": run_id,
-            "ranks": len(devices),
-            "backend": backend_of(plan),
-            **structure,
-            "device": local,
-            "interface": node.interface,
-            "steps": steps,
-            "previous": None,
-            "next": None,
-            "sync": sync,
-            "trace": trace,
-            "facts": True,
-            **stale_patience(plan, steps),
-        }
-        if structure.get("helps"):
-            payload["figures_every"] = [(recipe or {}).get("validate_every")]
-            ranks.append(RankSpec(rank, node_name, device, payload))
-            continue
-        stage = plan.placed_stages[rank]
-        is_first, is_last = structure["stage"] == 0, structure["stage"] + 1 == structure["stages"]
-        payload |= {
-            "threads": node.threads or measured.get(device),
-            "slowdown": node.slowdown,
-            "workload": with_owner(workload[node_name], structure),
-            "schedule": plan.problem.schedule,
-            "in_flight": stage.in_flight,
-            "recompute": stage.recompute,
-            "weights_behind": stage.weights_behind,
-            "receive_window": plan.problem.receive_window,
-            "previous": None if is_first else _peer(rank - 1, placed, addresses),
-            "next": None if is_last else _peer(rank + 1, placed, addresses),
-            "weights": weights and structure["pipeline"] == 0,
-            "recipe": dict(recipe or {}),
-            "link_dtypes": _link_dtypes(plan, rank, is_first=is_first, is_last=is_last),
-            "compare_batches": compares_batches(plan),
-            "replicas": {**replicas[rank], "address": addresses[node_name]},
-        }
-        ranks.append(RankSpec(rank, node_name, device, payload))
-    return ranks
-
-
-def rank_structures(plan: Plan) -> list[dict[str, Any]]:
-    """By rank, the part of its payload that says where it stands among all ranks.
-
-    ``microbatch_range``: the numbers, within the step, of the microbatches that its pipeline computes.
-    ``sync``: with whom it sums which layers' gradients, or those of the parameters that layers share
-    (``tie``), over which routes (``worker.route_sum.RoutePlace``);
-    its ``peers`` are ranks here, and with their addresses in a payload; for a trace a rank that no stage of
-    its pipeline comes before compares its clock with that of ``clock_of`` (None: the first rank), and those
-    of ``clock_for`` theirs with its own. In a payload, a group has a ``ring``, too: the ranks in the order in
-    which the backend's own collective sums, in the place of the routes (None: nothing does).
-    ``helps``: it holds no layers, and only helps to sum. ``rounds``: see ``round_spec``.
-    """
-    found: list[dict[str, Any]] = []
+    maker = _OrderMaker(
+        plan,
+        cluster,
+        run_id=run_id,
+        steps=steps,
+        workload=workload,
+        addresses=addresses,
+        weights=weights,
+        recipe=recipe or Recipe(total_steps=steps),
+        trace=trace,
+        checkpoints=checkpoints or AttemptCheckpoints(),
+    )
+    made: list[RankSpec] = []
     first = 0
     for number, (pipeline, microbatches) in enumerate(zip(plan.pipelines, _microbatches(plan), strict=True)):
         for index, stage in enumerate(pipeline.stages):
-            found.append(
-                {
-                    "rank": len(found),
-                    "pipeline": number,
-                    "stage": index,
-                    "stages": len(pipeline.stages),
-                    "layers": [stage.start, stage.stop],
-                    "microbatches": plan.problem.microbatches,
-                    "microbatch_range": [first, first + microbatches],
-                    "sync": None,
-                    **round_structure(plan, number),
-                }
-            )
+            rank = len(made)
+            order = maker.rank_order(rank, number, index, (first, first + microbatches))
+            made.append(RankSpec(rank, maker.nodes[rank], stage.device, order))
         first += microbatches if plan.problem.owners is None else 0
-    if plan.sync is not None and len(plan.pipelines) > 1:
-        found += [
-            {
-                "rank": len(found) + number,
-                "helps": True,
-                "pipeline": None,
-                "layers": [0, 0],
-                "microbatches": plan.problem.microbatches,
-                "sync": None,
-            }
-            for number in range(len(plan.helpers))
-        ]
-        for rank, structure in enumerate(found):
-            structure["sync"] = group_sums(plan, plan.sync, rank)
-        add_clocks(found)
-    elif len(plan.pipelines) == 1:
-        for rank, structure in enumerate(found):
-            structure["sync"] = tie_sums(plan, rank)
-    return found
+    for device in plan.helpers:
+        rank = len(made)
+        made.append(RankSpec(rank, maker.nodes[rank], device, maker.helper_order(rank, device)))
+    return made
+
+
+@dataclass
+class _OrderMaker:
+    """Makes the orders of one attempt; the first fields are arguments of ``rank_specs``.
+
+    Attributes:
+        nodes: by rank, its node.
+    """
+
+    plan: Plan
+    cluster: Cluster
+    run_id: str
+    steps: int
+    workload: Mapping[str, WorkloadSpec]
+    addresses: Mapping[str, str]
+    weights: bool
+    recipe: Recipe
+    trace: bool
+    checkpoints: AttemptCheckpoints
+    nodes: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        devices = (*(stage.device for stage in plan.placed_stages), *plan.helpers)
+        self.nodes = [split_device_id(device)[0] for device in devices]
+        sums = rank_sums(plan)
+        self._clocks = clock_references(plan, sums)
+        ring = equal_ring(plan) if backend_of(plan) == GLOO else None
+        self._sums = [None if sync is None else over_ring(sync, ring) for sync in sums]
+        self._replicas = replica_orders(plan, [self.addresses[node] for node in self.nodes])
+        self._threads = {machine.device: machine.threads for machine in plan.machines}
+
+    def rank_order(self, rank: int, number: int, index: int, microbatch_range: tuple[int, int]) -> RankOrder:
+        """The order of a rank that holds layers.
+
+        Args:
+            number: its pipeline's.
+            index: its stage's.
+            microbatch_range: as the order has it.
+        """
+        plan, problem = self.plan, self.plan.problem
+        pipeline = plan.pipelines[number]
+        stage = pipeline.stages[index]
+        node = self.cluster.node(self.nodes[rank])
+        rounds, workload = round_options(plan, number), self.workload[node.name]
+        before = rank - 1 if index > 0 else None
+        after = rank + 1 if index + 1 < len(pipeline.stages) else None
+        return RankOrder(
+            world=self._world(rank, before, after),
+            run_id=self.run_id,
+            device=split_device_id(stage.device)[1],
+            threads=node.threads or self._threads.get(stage.device),
+            slowdown=node.slowdown,
+            workload=workload if rounds is None else replace(workload, owner=rounds.owner),
+            recipe=self.recipe,
+            steps=self.steps,
+            pipeline=number,
+            stage=index,
+            stages=len(pipeline.stages),
+            layers=(stage.start, stage.stop),
+            microbatches=problem.microbatches,
+            microbatch_range=microbatch_range,
+            schedule=problem.schedule,
+            in_flight=stage.in_flight,
+            weights_behind=stage.weights_behind,
+            recompute=stage.recompute,
+            receive_window=problem.receive_window,
+            link_dtypes=_link_dtypes(plan, rank, before, after),
+            compare_batches=compares_batches(plan),
+            weights=self.weights and number == 0,
+            trace=self.trace,
+            sync=self._sums[rank],
+            rounds=rounds,
+            checkpoint=self._checkpoint(node.name, number),
+            resume=self._resume(node.name, stage.start, stage.stop),
+            replicas=self._replicas[rank],
+        )
+
+    def helper_order(self, rank: int, device: str) -> HelperOrder:
+        """The order of a rank that only helps to sum."""
+        sync, origin = self._sums[rank], self.checkpoints.origin
+        assert sync is not None, "a helper is on some route"
+        every = (self.recipe.validate_every, self.checkpoints.every)
+        return HelperOrder(
+            world=self._world(rank, None, None),
+            device=split_device_id(device)[1],
+            steps=self.steps,
+            first_step=0 if origin is None else origin.step,
+            sync=sync,
+            figures_every=tuple(steps for steps in every if steps),
+            trace=self.trace,
+        )
+
+    def _world(self, rank: int, before: int | None, after: int | None) -> WorldOrder:
+        sync = self._sums[rank]
+        peers = [peer for peer in (before, after) if peer is not None] + ([] if sync is None else sync.peers)
+        return WorldOrder(
+            rank=rank,
+            ranks=len(self.nodes),
+            backend=backend_of(self.plan),
+            interface=self.cluster.node(self.nodes[rank]).interface,
+            hosts={peer: self.addresses[self.nodes[peer]] for peer in peers},
+            before=before,
+            after=after,
+            clock_of=self._clocks[rank],
+            clock_for=tuple(other for other, of in enumerate(self._clocks) if of == rank),
+            timeout_s=patience_s(self.plan, self.steps),
+        )
+
+    def _checkpoint(self, node: str, pipeline: int) -> CheckpointOptions | None:
+        kept = self.checkpoints
+        if kept.every is None:
+            return None
+        return CheckpointOptions(
+            folder=Path(kept.folders[node]),
+            every=kept.every,
+            keep=kept.keep,
+            at_end=True,
+            attempt=kept.attempt,
+            writes=pipeline == 0,
+        )
+
+    def _resume(self, node: str, start: int, stop: int) -> ResumePoint | None:
+        origin = self.checkpoints.origin
+        if origin is None:
+            return None
+        return ResumePoint(origin.step, Path(self.checkpoints.folders[node]), origin.sha256s(start, stop))
+
+
+def _link_dtypes(plan: Plan, rank: int, before: int | None, after: int | None) -> LinkDtypes:
+    """What each of a stage's four streams is sent as; both ends read the same link."""
+    links = {(link.source, link.target): link.dtype for link in plan.problem.links}
+    devices = [stage.device for stage in plan.placed_stages]
+    here = devices[rank]
+    previous = "" if before is None else devices[before]
+    following = "" if after is None else devices[after]
+    return LinkDtypes(
+        to_next=links.get((here, following)),
+        from_next=links.get((following, here)),
+        to_previous=links.get((here, previous)),
+        from_previous=links.get((previous, here)),
+    )
 
 
 def _microbatches(plan: Plan) -> list[int]:
@@ -258,35 +385,6 @@ def _microbatches(plan: Plan) -> list[int]:
     if len(plan.pipelines) == 1:
         return [plan.problem.microbatches]
     return [pipeline.microbatches for pipeline in plan.pipelines]
-
-
-def clock_references(specs: Sequence[RankSpec]) -> list[int | None]:
-    """By rank, the one with whose clock it compares its own in a trace; None: the first rank."""
-    found: list[int | None] = []
-    for spec in specs:
-        sync = spec.payload["sync"] or {}
-        found.append(spec.rank - 1 if spec.payload.get("stage") else sync.get("clock_of"))
-    return found
-
-
-def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]) -> dict[str, Any]:
-    node, local = placed[rank]
-    return {"rank": rank, "host": addresses[node], "device": local}
-
-
-def _link_dtypes(plan: Plan, rank: int, *, is_first: bool, is_last: bool) -> dict[str, str | None]:
-    """What each of a stage's four streams is sent as (None: as it is); both ends read the same link."""
-    links = {(link.source, link.target): link.dtype for link in plan.problem.links}
-    devices = [stage.device for stage in plan.placed_stages]
-    here = devices[rank]
-    before = "" if is_first else devices[rank - 1]
-    after = "" if is_last else devices[rank + 1]
-    return {
-        "to_next": links.get((here, after)),
-        "from_next": links.get((after, here)),
-        "to_previous": links.get((here, before)),
-        "from_previous": links.get((before, here)),
-    }
 
 
 def used_nodes(plan: Plan, cluster: Cluster) -> list[Node]:

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from skyctl.records.plan import Plan
+from skyctl.records.plan import Pipeline, Plan
+from skyctl.worker.rank_order import ReplicaOrder, Unlike
 
 
-def replica_structures(plan: Plan) -> list[dict[str, Any]]:
-    """By rank that holds layers, what ``worker.replicas.ReplicaPlace`` is made of.
+def replica_orders(plan: Plan, addresses: Sequence[str]) -> list[ReplicaOrder | None]:
+    """What each rank that holds layers is told, in rank order; None: nobody else holds its layers.
 
-    ``ranks``: those of the same stage of all pipelines. ``unlike``: why they would not call the same
-    collectives in a step, and the figures of each pipeline that differ; None: they would.
+    Args:
+        addresses: by rank, at which the others reach it.
     """
-    unlike = _unlike(plan)
-    stages = [
-        (index, number) for number, line in enumerate(plan.pipelines) for index in range(len(line.stages))
-    ]
-    if unlike is not None and unlike["reason"] == "stages":
-        return [{"ranks": [rank], "unlike": unlike} for rank in range(len(stages))]
-    return [
-        {"ranks": [rank for rank, (other, _) in enumerate(stages) if other == index], "unlike": unlike}
-        for index, _ in stages
-    ]
-
-
-def _unlike(plan: Plan) -> dict[str, Any] | None:
+    stages = [index for pipeline in plan.pipelines for index in range(len(pipeline.stages))]
     if len(plan.pipelines) == 1:
-        return None
-    rhythm = plan.problem.rhythm
+        return [None] * len(stages)
+    unlike = _unlike(plan)
+    found: list[ReplicaOrder | None] = []
+    for rank, stage in enumerate(stages):
+        alike = tuple(other for other, index in enumerate(stages) if index == stage)
+        ranks = alike if unlike is None else (rank,)
+        found.append(ReplicaOrder(ranks, addresses[rank], unlike))
+    return found
+
+
+def _unlike(plan: Plan) -> Unlike | None:
+    pipelines, rhythm = plan.pipelines, plan.problem.rhythm
     if rhythm.is_rounds or rhythm.is_stale:
-        return {"reason": "rhythm", "figures": []}
-    cuts = [[[stage.start, stage.stop] for stage in pipeline.stages] for pipeline in plan.pipelines]
-    if any(cut != cuts[0] for cut in cuts):
-        return {"reason": "stages", "figures": cuts}
-    counts = [pipeline.microbatches for pipeline in plan.pipelines]
-    if len(set(counts)) > 1:
-        return {"reason": "microbatches", "figures": counts}
-    orders = [
-        [[stage.in_flight, stage.weights_behind, int(stage.recompute)] for stage in pipeline.stages]
-        for pipeline in plan.pipelines
-    ]
-    if any(order != orders[0] for order in orders):
-        return {"reason": "order", "figures": orders}
+        return Unlike("rhythm")
+    for reason, figures in (
+        ("stages", [_cut(pipeline) for pipeline in pipelines]),
+        ("microbatches", [str(pipeline.microbatches) for pipeline in pipelines]),
+        ("order", [_order(pipeline) for pipeline in pipelines]),
+    ):
+        if len(set(figures)) > 1:
+            return Unlike(reason, tuple(figures))
     return None
+
+
+def _cut(pipeline: Pipeline) -> str:
+    return "+".join(f"{stage.start}–{stage.stop}" for stage in pipeline.stages)
+
+
+def _order(pipeline: Pipeline) -> str:
+    """What the order of a pipeline's forwards and backwards depends on, by stage."""
+    return "+".join(
+        f"{stage.in_flight}/{stage.weights_behind}/{stage.recompute:d}" for stage in pipeline.stages
+    )

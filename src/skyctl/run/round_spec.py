@@ -1,19 +1,18 @@
-"""What ranks are told of the rounds they make (``worker.local_rounds.RoundOptions``). Pure."""
+"""What ranks are told of the rounds they make, and how long they wait for each other. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from skyctl.errors import InputError
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync_format import WEIGHT_FORMATS
+from skyctl.worker.rank_order import RoundOptions
 
-LEAST_WAIT_S, PATIENCE = 1800.0, 50.0
-"""How long a rank waits for others' local steps: so many seconds at least, and so many predicted rounds. Who
-does not answer is found by the supervisor, long before."""
+LEAST_WAIT_S, MOST_WAIT_S, PATIENCE = 1800.0, 1e6, 50.0
+"""How long a rank waits for a peer: so many seconds at least and at most, and so many predicted steps."""
 
 
 def check_rounds(plan: Plan) -> None:
@@ -31,22 +30,43 @@ def refuse_trace(rhythm: Rhythm | None, *, trace: bool) -> None:
         raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
 
 
-def round_structure(plan: Plan, number: int) -> dict[str, Any]:
-    """``rounds`` of the payloads of a pipeline's ranks; nothing where gradients are summed in every step."""
+def round_options(plan: Plan, number: int) -> RoundOptions | None:
+    """What a pipeline's ranks are told of their rounds; None where gradients are summed in every step."""
     rhythm, owners = plan.problem.rhythm, plan.problem.owners
     if not rhythm.is_rounds:
-        return {}
-    told: dict[str, Any] = {"steps": plan.pipelines[number].local_steps, "prox_mu": rhythm.prox_mu}
-    if owners is not None:
-        told |= {
-            "owner": owner_names(owners)[number],
-            "index": number,
-            "owners": len(owners),
-            "clients": rhythm.clients_per_round,
-            "drop_stragglers": rhythm.drop_stragglers,
-            "deadline_s": rhythm.round_deadline_s,
-        }
-    return {"rounds": told, "timeout_s": max(LEAST_WAIT_S, PATIENCE * plan.predicted.iteration_s)}
+        return None
+    local_steps = plan.pipelines[number].local_steps
+    assert local_steps is not None, "a pipeline of such a plan has them"
+    options = RoundOptions(steps=local_steps, prox_mu=rhythm.prox_mu)
+    if owners is None:
+        return options
+    return replace(
+        options,
+        owner=owner_names(owners)[number],
+        index=number,
+        owners=len(owners),
+        clients=rhythm.clients_per_round,
+        drop_stragglers=rhythm.drop_stragglers,
+        deadline_s=rhythm.round_deadline_s,
+    )
+
+
+def patience_s(plan: Plan, steps: int) -> float:
+    """The longest that a rank waits for a peer: for its local steps, or the steps that it may be behind.
+
+    Who does not answer is found by the supervisor, long before.
+
+    Args:
+        steps: of the run; with a parameter server, all of them may lie between two ranks that meet.
+    """
+    rhythm = plan.problem.rhythm
+    step_s = plan.predicted.iteration_s
+    if rhythm.is_rounds:
+        return max(LEAST_WAIT_S, PATIENCE * step_s)
+    if rhythm.is_stale:
+        behind = steps if rhythm.staleness is None else min(steps, rhythm.staleness + 1)
+        return min(MOST_WAIT_S, max(LEAST_WAIT_S, PATIENCE * behind * step_s))
+    return LEAST_WAIT_S
 
 
 def compares_batches(plan: Plan) -> bool:
@@ -57,9 +77,3 @@ def compares_batches(plan: Plan) -> bool:
     problem = plan.problem
     same = len({pipeline.local_steps for pipeline in plan.pipelines}) == 1
     return problem.first_stage is None and problem.last_stage is None and problem.owners is None and same
-
-
-def with_owner(workload: Mapping[str, Any], structure: Mapping[str, Any]) -> dict[str, Any]:
-    """A workload's description as a rank is told it: whose data it trains on, where that is one's alone."""
-    owner = (structure.get("rounds") or {}).get("owner")
-    return dict(workload) if owner is None else {**workload, "owner": owner}

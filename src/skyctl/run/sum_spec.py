@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from skyctl.errors import InputError
 from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.records.sync_format import powersgd_rank
-from skyctl.run.round_spec import LEAST_WAIT_S, PATIENCE
 from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.worker.rank_order import RoutePlace, Staleness, SumGroup, SumOrder
 
 TIE_CHUNK_BYTES = 65_536
 """Of the gradients of shared parameters, in a message."""
-MOST_WAIT_S = 1e6
-"""Longer than any run's rank waits for a peer."""
 
 
 def check_sums(plan: Plan) -> None:
@@ -96,25 +94,29 @@ def _check_server(plan: Plan, sync: Sync) -> None:
         raise InputError(fault, hint="plan it again with --staleness")
 
 
-def stale_patience(plan: Plan, steps: int) -> dict[str, float]:
-    """``timeout_s`` of the payloads with a parameter server; nothing without.
+def rank_sums(plan: Plan) -> list[SumOrder | None]:
+    """By rank, those that help after all others, the sums that it takes part in; None: there is none.
 
-    Where all meet, a rank waits for all the steps that the slowest is behind. Who does not answer is found by
-    the supervisor, long before.
+    Pipelines side by side sum their layers' gradients (or weights); stages of a single one those of
+    parameters that their layers share.
     """
-    rhythm = plan.problem.rhythm
-    if not rhythm.is_stale:
-        return {}
-    behind = steps if rhythm.staleness is None else min(steps, rhythm.staleness + 1)
-    return {"timeout_s": min(MOST_WAIT_S, max(LEAST_WAIT_S, PATIENCE * behind * plan.predicted.iteration_s))}
+    ranks = range(len(plan.placed_stages) + len(plan.helpers))
+    if len(plan.pipelines) == 1:
+        return [_tie_sums(plan, rank) for rank in ranks]
+    if plan.sync is None:
+        return [None for _ in ranks]
+    return [_group_sums(plan, plan.sync, rank) for rank in ranks]
 
 
-def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
-    """What a rank is told of the sums of its layers' gradients; see ``rank_structures``."""
+def over_ring(sync: SumOrder, ring: tuple[int, ...] | None) -> SumOrder:
+    """The same sums, made by the backend's own collective over these ranks; None: by the routes."""
+    return replace(sync, groups=tuple(replace(group, ring=ring) for group in sync.groups))
+
+
+def _group_sums(plan: Plan, sync: Sync, rank: int) -> SumOrder:
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
     ranks = {device: number for number, device in enumerate(devices)}
-    groups: list[dict[str, Any]] = []
-    peers: set[int] = set()
+    groups: list[SumGroup] = []
     next_tag = 0
     for number, group in enumerate(sync.groups):
         first_tag, next_tag = next_tag, next_tag + 2 + 2 * len(group.routes)
@@ -122,30 +124,33 @@ def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
             here = plan.placed_stages[rank]
             if not (here.start < group.stop and group.start < here.stop):
                 continue
-        routes = [_route_place(route, route.down, devices[rank], ranks) for route in group.routes]
-        for place in routes:
-            ends = (place["up_parent"], place["down_parent"], *place["up_children"], *place["down_children"])
-            peers.update(end for end in ends if end is not None)
-        told = {"number": number, "start": group.start, "stop": group.stop, "routes": routes}
-        told["first_tag"] = first_tag
+        agreement = None
         if plan.helpers:
             down = _agreement_edges(group, plan.helpers)
-            told["agreement"] = _route_place(group.routes[0], down, devices[rank], ranks)
-        groups.append(told)
+            agreement = _route_place(group.routes[0], down, devices[rank], ranks)
+        groups.append(
+            SumGroup(
+                number=number,
+                first_tag=first_tag,
+                routes=tuple(_route_place(route, route.down, devices[rank], ranks) for route in group.routes),
+                start=group.start,
+                stop=group.stop,
+                agreement=agreement,
+            )
+        )
     rhythm = plan.problem.rhythm
-    delayed = {"delay": rhythm.delay, "undelayed_steps": rhythm.undelayed_steps} if rhythm.delay else {}
-    return {
-        "format": sync.format,
-        "chunk_bytes": sync.chunk_bytes,
-        "uncompressed_steps": sync.uncompressed_steps,
-        "groups": groups,
-        "peers": sorted(peers),
-        **delayed,
-        **({"staleness": {"most": rhythm.staleness}} if rhythm.is_stale else {}),
-    }
+    return SumOrder(
+        format=sync.format,
+        chunk_bytes=sync.chunk_bytes,
+        groups=tuple(groups),
+        uncompressed_steps=sync.uncompressed_steps,
+        delay=bool(rhythm.delay),
+        undelayed_steps=rhythm.undelayed_steps,
+        staleness=Staleness(rhythm.staleness) if rhythm.is_stale else None,
+    )
 
 
-def equal_ring(plan: Plan) -> list[int] | None:
+def equal_ring(plan: Plan) -> tuple[int, ...] | None:
     """The ranks in their order on the ring over which all sum equal shares; None: the plan has another way.
 
     Such a sum is what libraries of collectives have too, and theirs takes less of the processors.
@@ -166,22 +171,22 @@ def equal_ring(plan: Plan) -> list[int] | None:
     roots = {route.root for route in routes}
     if not (is_ring and is_equal and roots == set(devices) and len(routes) == len(devices)):
         return None
-    return [devices.index(device) for device in order]
+    return tuple(devices.index(device) for device in order)
 
 
 def _route_place(
     route: Route, down: Sequence[Sequence[str]], device: str, ranks: Mapping[str, int]
-) -> dict[str, Any]:
-    """A device's place on a route, as a ``worker.route_sum.RoutePlace``; ``down``: the edges of that way."""
+) -> RoutePlace:
+    """A device's place on a route; ``down``: the edges of that way."""
     up_parent = [ranks[parent] for child, parent in route.up if child == device]
     down_parent = [ranks[parent] for parent, child in down if child == device]
-    return {
-        "share": route.share,
-        "up_children": [ranks[child] for child, parent in route.up if parent == device],
-        "up_parent": up_parent[0] if up_parent else None,
-        "down_parent": down_parent[0] if down_parent else None,
-        "down_children": [ranks[child] for parent, child in down if parent == device],
-    }
+    return RoutePlace(
+        share=route.share,
+        up_children=tuple(ranks[child] for child, parent in route.up if parent == device),
+        up_parent=up_parent[0] if up_parent else None,
+        down_parent=down_parent[0] if down_parent else None,
+        down_children=tuple(ranks[child] for parent, child in down if parent == device),
+    )
 
 
 def _agreement_edges(group: SyncGroup, helpers: Sequence[str]) -> list[tuple[str, str]]:
@@ -197,34 +202,36 @@ def _agreement_edges(group: SyncGroup, helpers: Sequence[str]) -> list[tuple[str
     return down
 
 
-def add_clocks(structures: Sequence[dict[str, Any]]) -> None:
-    """Adds ``clock_of`` and ``clock_for`` to the ranks' ``sync``: the fewest comparisons to the first rank.
+def clock_references(plan: Plan, sums: Sequence[SumOrder | None]) -> list[int | None]:
+    """By rank, the one with whose clock it compares its own: the fewest comparisons to the first rank.
 
-    Within a pipeline every stage compares its clock with that of the one before it, so only first stages (and
-    helpers) have a ``clock_of``.
+    Every stage compares with the one before it; first stages and helpers with a rank that they sum with.
+    None: the first rank.
     """
-    pipelines: dict[int, list[int]] = {}
-    for rank, structure in enumerate(structures):
-        structure["sync"] |= {"clock_of": None, "clock_for": []}
-        if structure["pipeline"] is not None:
-            pipelines.setdefault(structure["pipeline"], []).append(rank)
+    found: list[int | None] = []
+    pipelines: list[list[int]] = []
+    for pipeline in plan.pipelines:
+        own = range(len(found), len(found) + len(pipeline.stages))
+        pipelines.append(list(own))
+        found += [None, *own[:-1]]
+    found += [None for _ in plan.helpers]
+    together = {own[0]: own for own in pipelines}
     reached = list(pipelines[0])
     for rank in reached:  # grows
-        for peer in structures[rank]["sync"]["peers"]:
-            if peer not in reached and not structures[peer].get("stage"):
-                pipeline = structures[peer]["pipeline"]
-                reached += [peer] if pipeline is None else pipelines[pipeline]
-                structures[rank]["sync"]["clock_for"].append(peer)
-                structures[peer]["sync"]["clock_of"] = rank
+        sync = sums[rank]
+        for peer in () if sync is None else sync.peers:
+            if peer not in reached and found[peer] is None:
+                reached += together.get(peer, [peer])
+                found[peer] = rank
+    return found
 
 
-def tie_sums(plan: Plan, rank: int) -> dict[str, Any] | None:
-    """What a rank is told of parameters of which it and other stages hold copies; None: it has none.
+def _tie_sums(plan: Plan, rank: int) -> SumOrder | None:
+    """The sums of parameters of which this rank and other stages hold copies; None: it has none.
 
     A star: the first holder adds up all holders' gradients, in the order of their stages, and sends the sum.
     """
-    groups: list[dict[str, Any]] = []
-    peers: set[int] = set()
+    groups: list[SumGroup] = []
     for number, tie in enumerate(plan.problem.ties):
         holders = [
             holder
@@ -234,16 +241,7 @@ def tie_sums(plan: Plan, rank: int) -> dict[str, Any] | None:
         if len(holders) < 2 or rank not in holders:
             continue
         root, *others = holders
-        children, parent = (others, None) if rank == root else ([], root)
-        peers.update(children if parent is None else [parent])
-        route = {
-            "share": 1.0,
-            "up_children": children,
-            "up_parent": parent,
-            "down_parent": parent,
-            "down_children": children,
-        }
-        groups.append({"number": number, "tie": list(tie.layers), "routes": [route], "first_tag": 4 * number})
-    if not groups:
-        return None
-    return {"format": "float32", "chunk_bytes": TIE_CHUNK_BYTES, "groups": groups, "peers": sorted(peers)}
+        children, parent = (tuple(others), None) if rank == root else ((), root)
+        route = RoutePlace(1.0, children, parent, parent, children)
+        groups.append(SumGroup(number, first_tag=4 * number, routes=(route,), tie=tuple(tie.layers)))
+    return SumOrder("float32", TIE_CHUNK_BYTES, tuple(groups)) if groups else None

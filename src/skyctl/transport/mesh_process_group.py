@@ -84,13 +84,12 @@ class MeshProcessGroup(SkyctlProcessGroup):
 
     Attributes:
         rehearses: nothing is exchanged, and each rank counts as having what this one has: a user's code is
-            tried out, perhaps on tensors without values, and not by all ranks alike.
+            tried out, perhaps on tensors without values, and not by all ranks alike. So it is with one rank.
     """
-
-    rehearses = False
 
     def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection], timeout: timedelta) -> None:
         super().__init__(rank, size, pairs)
+        self.rehearses = size == 1
         self._timeout = timeout
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run_calls, daemon=True, name="collectives").start()

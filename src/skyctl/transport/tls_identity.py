@@ -15,7 +15,7 @@ import hmac
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,11 +36,6 @@ class TlsIdentity:
 
     certificate: str
     key: str = field(repr=False)
-
-    @classmethod
-    def from_credentials(cls, tls: Mapping[str, str] | None) -> TlsIdentity | None:
-        """From what the launcher sent (``{"cert", "key"}``); None where it sent none."""
-        return cls(tls["cert"], tls["key"]) if tls else None
 
     def wrap(self, admitted: AuthenticatedSocket, *, server: bool, timeout_s: float) -> ssl.SSLSocket:
         """TLS 1.3 on a connection, both ends having shown this certificate and its key. Left blocking.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,44 +18,9 @@ from skyctl.checkpoint.atomic_file import FileDigest
 from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
 from skyctl.worker.rank_events import CheckpointEvent, TensorSketch, WrittenShard
+from skyctl.worker.rank_order import AnyRankOrder, CheckpointOptions, RankOrder
 from skyctl.workload.layered_model import LayeredModel
 from skyctl.workload.mixed_precision import master_of
-
-
-@dataclass(frozen=True)
-class CheckpointOptions:
-    """When and where a rank writes checkpoints; the ``checkpoint`` of its payload.
-
-    Attributes:
-        folder: the run's checkpoint folder on this node; see ``checkpoint.layout``.
-        every: steps from one checkpoint to the next; 0: only at an early end, and ``at_end``.
-        keep: how many of this node's newest steps are kept, at least 2; 0: all.
-        at_end: whether one is written after the run's last step too.
-        writes: whether this rank writes its layers; False: another pipeline does.
-        attempt: the number of this attempt at the run; each new plan adds one.
-    """
-
-    folder: Path
-    every: int = 0
-    keep: int = 2
-    at_end: bool = False
-    attempt: int = 0
-    writes: bool = True
-
-    @classmethod
-    def from_payload(cls, payload: Mapping[str, Any]) -> CheckpointOptions | None:
-        """The options in a rank's payload; None: no checkpoints are written."""
-        values = payload.get("checkpoint")
-        if values is None:
-            return None
-        return cls(
-            folder=Path(values["folder"]),
-            every=int(values.get("every") or 0),
-            keep=int(values.get("keep", 2)),
-            at_end=bool(values.get("at_end")),
-            attempt=int(values.get("attempt") or 0),
-            writes=bool(values.get("writes", True)),
-        )
 
 
 @dataclass(frozen=True)
@@ -182,20 +146,20 @@ class Checkpointer:
         return written
 
 
-def resumed_step(payload: Mapping[str, Any]) -> int:
-    """The first step to make: that of the checkpoint in the payload's ``resume``; 0 where there is none.
+def resumed_step(order: AnyRankOrder) -> int:
+    """The first step to make: that of the checkpoint that the rank goes on from; 0 where there is none.
 
     Raises:
         RecordError: the run has fewer steps.
     """
-    step, steps = int((payload.get("resume") or {}).get("step", 0)), int(payload["steps"])
-    if step > steps:
-        raise RecordError(f"the checkpoint is of step {step}, and the run has {steps} steps")
+    step = order.first_step
+    if step > order.steps:
+        raise RecordError(f"the checkpoint is of step {step}, and the run has {order.steps} steps")
     return step
 
 
-def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOrigin) -> int:
-    """Verifies the shards that the payload's ``resume`` names, and restores the stage from them.
+def restore_stage(order: RankOrder, state: StageState, origin: ShardOrigin) -> int:
+    """Verifies the shards that the order's ``resume`` names, and restores the stage from them.
 
     Later steps that earlier attempts have written in this run's folder are removed.
 
@@ -205,20 +169,19 @@ def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOr
     Raises:
         RecordError: a shard is missing, damaged, or of another model; named, with what is wrong.
     """
-    resume = payload.get("resume")
+    resume = order.resume
     if resume is None:
         return 0
-    step, folder = resumed_step(payload), Path(resume["folder"])
-    wanted: Mapping[str, str] = resume.get("layers") or {}
+    step, folder = resumed_step(order), resume.folder
     for position, layer in enumerate(range(origin.start, origin.stop)):
-        fault = layout.find_fault(folder, step, layer, wanted.get(str(layer)))
+        fault = layout.find_fault(folder, step, layer, resume.layers.get(layer))
         if fault is not None:
             raise RecordError(
                 f"layer {layer} ({origin.names[layer]}) can't go on from step {step}: {fault}",
                 hint=f"it was looked for in {folder}; take it from another node, or an earlier step",
             )
         state.read(position, layout.layer_path(folder, step, layer), origin.stamp(step, layer))
-    options = CheckpointOptions.from_payload(payload)
+    options = order.checkpoint
     if options is not None:  # before any rank is resume to start, while no rank writes there yet
         layout.remove_leftovers(options.folder)
         earlier = [kept for kept in layout.list_steps(options.folder) if kept <= step]

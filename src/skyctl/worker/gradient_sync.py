@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from skyctl.worker.group_sync import GroupSync
 from skyctl.worker.low_rank_gradients import LowRankGradients, seed_of
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_events import SumSizes
+from skyctl.worker.rank_order import SumGroup
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import RunningFigures, SavedBuffers, running_figures
 from skyctl.worker.sum_codecs import FIXED32
@@ -85,7 +86,7 @@ class GradientSync:
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
-        groups: ``sync.groups`` of the rank's payload: those of its layers, or of parameters it shares.
+        groups: those of its layers, or of parameters it shares.
         peers: the connections to every rank on their routes, by rank.
         format: what gradients are sent as (``sum_codecs``).
         chunk_bytes: the most bytes of gradients in a message, in that format.
@@ -104,7 +105,7 @@ class GradientSync:
         self,
         layers: Sequence[nn.Module],
         start: int,
-        groups: Sequence[Mapping[str, Any]],
+        groups: Sequence[SumGroup],
         peers: Mapping[int, Peer],
         *,
         format: str = "float32",  # noqa: A002 — as the plan calls it
@@ -119,7 +120,7 @@ class GradientSync:
             raise RunError(f"{FIXED32} sums one group of layers, and this rank is in {len(groups)}")
         trained: list[TrainedParameter] = []
         hooked: list[tuple[int, nn.Parameter]] = []
-        if any("tie" not in values for values in groups):
+        if any(group.tie is None for group in groups):
             check_summable(layers)
             trained, hooked = find_trained(layers), _parameters_of_one_layer(layers)
         self.by_microbatch = format == FIXED32
@@ -128,13 +129,13 @@ class GradientSync:
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
         self._watching, self._reached, self._layers = False, 0, len(layers)
         self._groups: list[GroupSync] = []
-        for values in groups:
+        for group in groups:
             figures: list[RunningFigures] = []
-            if "tie" in values:
+            if group.tie is not None:
                 first = 0
-                by_layer = [[TrainedParameter(0, master_of(p)) for p in (tied or {})[tuple(values["tie"])]]]
+                by_layer = [[TrainedParameter(0, master_of(p)) for p in (tied or {})[group.tie]]]
             else:
-                first, stop = int(values["start"]) - start, int(values["stop"]) - start
+                first, stop = group.start - start, group.stop - start
                 by_layer = [[p for p in trained if p.layer == layer] for layer in range(first, stop)]
                 figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
             by_layer.reverse()  # the order in which they become ready
@@ -149,7 +150,7 @@ class GradientSync:
                 gradients = FloatGradients(parameters)
             self._groups.append(
                 GroupSync(
-                    RouteSum.from_payload(values, peers),
+                    RouteSum.from_order(group, peers),
                     by_layer,
                     gradients,
                     first,

@@ -15,9 +15,9 @@ A step of the run is a round: its event, validations and checkpoints follow the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from skyctl.worker.afforded_steps import Affords, StepsComparison, make_affords
 from skyctl.worker.executor import Executor
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.peer import Neighbours
+from skyctl.worker.rank_order import RoundOptions
 from skyctl.worker.round_deadline import RoundDeadline
 from skyctl.worker.round_start import RoundStart
 from skyctl.worker.stage_relay import StageRelay
@@ -38,35 +39,6 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True)
-class RoundOptions:
-    """The ``rounds`` of a rank's payload.
-
-    Attributes:
-        steps: local steps of this rank's pipeline in a round.
-        owner: what this rank's owner is called; None: pipelines share each batch.
-        index, owners: the owner's place among all, and how many there are.
-        prox_mu: µ of FedProx's proximal term; 0: without it.
-        clients: how many owners take part in each round; None: all.
-        drop_stragglers: work of fewer steps than asked is left out of the average.
-        deadline_s: seconds of a round after which its owner begins no further local step; None: no limit.
-    """
-
-    steps: int
-    owner: str | None = None
-    index: int = 0
-    owners: int = 1
-    prox_mu: float = 0.0
-    clients: int | None = None
-    drop_stragglers: bool = False
-    deadline_s: float | None = None
-
-    @classmethod
-    def from_payload(cls, values: Mapping[str, Any] | None) -> RoundOptions | None:
-        """The options in a rank's payload; None: gradients are summed in every step."""
-        return None if values is None else cls(**values)
 
 
 class LocalRounds:

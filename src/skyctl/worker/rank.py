@@ -1,8 +1,9 @@
-"""The task that is one rank of a run: ``main(payload, channel)``, and the protocol it speaks.
+"""The task that is one rank of a run: ``main(message, channel)``, and the protocol it speaks.
 
 ::
 
-    rank → EnvironmentEvent                     with ``facts`` in its payload
+    → rank RankOrder or HelperOrder             what ``main`` gets
+    rank → EnvironmentEvent
     → rank {"op": "build"}                      then only does it build anything
     rank → StoredEvent, KeyWantedEvent          of the store over which ranks find each other
     → rank {"op": "stored", "key", "value"}     once that key is set
@@ -13,17 +14,13 @@
     → rank {"op": "stop"}                       an early end: see below
     rank → RankResult                           what ``main`` returns
 
-The events, and what their figures mean, are in ``rank_events``.
+The orders are in ``rank_order``; the events, and what their figures mean, in ``rank_events``.
 
 Rank 0 decides on an early end: told to stop, it marks the last activation of the step under way, or of the
 next one, and every rank ends after that same step; other ranks need not be told.
 
-The payload has the fields of ``run.rank_spec`` and: ``secrets``, by rank what it shares with that peer
-alone, without which nobody joins; ``tls`` (``{"cert", "key"}``, PEM): traffic between ranks is encrypted;
-``timeout_s`` (default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with
-this rank's trace, on its own clock (``trace_recorder``).
-
-With ``helps`` the rank holds no layers and only helps others to sum (``sum_helper``): it tells of no steps.
+With ``trace`` the result names a file with this rank's trace, on its own clock (``trace_recorder``). A rank
+with a ``HelperOrder`` holds no layers and only helps others to sum (``sum_helper``): it tells of no steps.
 """
 
 from __future__ import annotations
@@ -32,25 +29,32 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from skyctl.agent.task_orders import read_order
 from skyctl.device.process_memory import keep_freed_memory
 from skyctl.device.torch_import import import_torch
 from skyctl.errors import SkyctlError
+from skyctl.worker.rank_order import RANK_ORDERS, HelperOrder
 
 if TYPE_CHECKING:
     from skyctl.agent.task_runner import TaskChannel
 
 
-def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
+def main(message: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
     """Trains one stage, or helps others to sum; returns the paths of its weights and trace, its peak memory
     and the steps done.
 
+    Args:
+        message: the order.
+
     Raises:
+        MismatchError, RecordError: it can't follow the order.
         ModuleNotFoundError: this Python has no torch.
         PeerLostError: a neighbour is gone; some other rank has the cause.
         RunError: anything else that went wrong, with the phase it went wrong in.
         SkyctlError: the workload's own errors, unchanged.
         UnsupportedDtypeError: this processor can't compute in the workload's dtype.
     """
+    order = read_order(RANK_ORDERS, message)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it warns of every host without reverse DNS
     keep_freed_memory()
     with warnings.catch_warnings():
@@ -62,11 +66,11 @@ def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
         from skyctl.worker.trainer import Trainer
 
         rank: HelperRank | Trainer
-        if payload.get("helps"):
-            rank = HelperRank(payload, channel)
+        if isinstance(order, HelperOrder):
+            rank = HelperRank(order, channel)
         else:
-            prepare_dtype(payload["workload"].get("dtype", "float32"), payload["device"], channel.cache)
-            rank = Trainer(payload, channel)
+            prepare_dtype(order.workload.dtype, order.device, channel.cache)
+            rank = Trainer(order, channel)
         try:
             try:
                 return rank.run()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch
 from skyctl.worker.rank_events import BatchSketch
@@ -11,9 +10,8 @@ from skyctl.workload.data import EpochPosition
 from skyctl.workload.recipe import microbatch_sizes
 
 if TYPE_CHECKING:
-    from skyctl.worker.local_rounds import RoundOptions
+    from skyctl.worker.rank_order import RankOrder
     from skyctl.workload.workload import Workload
-    from skyctl.workload.workload_spec import WorkloadSpec
 
 
 class RankBatches:
@@ -28,28 +26,21 @@ class RankBatches:
         share: the part of the step's microbatches that this pipeline has, above 0 and at most 1.
 
     Args:
-        payload: the rank's payload (``worker.rank``).
-        spec: of the workload; its batch size and seed are the step's.
-        rounds: what the rank is told of rounds; None: gradients are summed in every step.
+        order: the rank's; its workload's batch size and seed are the step's.
     """
 
-    def __init__(
-        self,
-        payload: Mapping[str, Any],
-        spec: WorkloadSpec,
-        workload: Workload,
-        rounds: RoundOptions | None,
-    ) -> None:
-        self._payload, self._workload, self._rounds = payload, workload, rounds
-        self._batch_size, self._seed = spec.batch_size, spec.seed
-        self.all_sizes = microbatch_sizes(self._batch_size, payload["microbatches"])
-        first, stop = payload.get("microbatch_range") or (0, len(self.all_sizes))
+    def __init__(self, order: RankOrder, workload: Workload) -> None:
+        self._order, self._workload, self._rounds = order, workload, order.rounds
+        rounds = order.rounds
+        self._batch_size, self._seed = order.workload.batch_size, order.workload.seed
+        self.all_sizes = microbatch_sizes(self._batch_size, order.microbatches)
+        first, stop = order.microbatch_range
         self.sizes = self.all_sizes[first:stop]
-        self.streamed_sizes = self.sizes if payload.get("pipeline") else self.all_sizes
+        self.streamed_sizes = self.sizes if order.pipeline else self.all_sizes
         self.first_microbatch = first + (0 if rounds is None else rounds.index * len(self.all_sizes))
         self.share = len(self.sizes) / len(self.all_sizes)
         self._samples = sum(self.all_sizes[:first]), sum(self.all_sizes[:stop])
-        self._compared = bool(payload.get("compare_batches", True))
+        self._compared = order.compare_batches
 
     @property
     def is_only_pipeline(self) -> bool:
@@ -64,7 +55,7 @@ class RankBatches:
     @property
     def compares_validation(self) -> bool:
         """Whether the launcher compares the first held-out batch of the pipeline's two ends."""
-        return self._compares_ends and not self._payload.get("pipeline")
+        return self._compares_ends and self._order.pipeline == 0
 
     def sketcher(self, first_step: int) -> BatchSketcher:
         """What reads this pipeline's samples of each batch, and sketches them, from that step or round on.
@@ -109,5 +100,5 @@ class RankBatches:
     @property
     def _compares_ends(self) -> bool:
         """Whether the launcher compares this stage's batches with those of its pipeline's other end."""
-        ends = self._payload["previous"] is None, self._payload["next"] is None
+        ends = self._order.is_first, self._order.is_last
         return self._compared and not self.are_owned and any(ends) and not all(ends)

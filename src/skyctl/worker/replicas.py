@@ -6,8 +6,7 @@ calls. Those of the same stage do, if they make equally many microbatches in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -17,37 +16,15 @@ from skyctl.errors import RunError
 from skyctl.transport.mesh_process_group import MeshOptions
 from skyctl.transport.process_group import Store, join_alone
 from skyctl.transport.torch_backend import BACKEND
+from skyctl.worker.rank_order import RankOrder
 
-_REASONS: Mapping[str, Callable[[Any], str]] = {
-    "rhythm": lambda _: "its replicas go on without each other (--local-steps, --staleness or --owners)",
-    "stages": lambda cuts: "its pipelines are cut at different layers: " + _listed(cuts, _cut),
-    "microbatches": lambda counts: f"its replicas make {_listed(counts, str)} microbatches a step",
-    "order": lambda _: "its replicas order forwards and backwards differently (--schedule, or recomputing)",
+REASONS: Mapping[str, str] = {
+    "rhythm": "its replicas go on without each other (--local-steps, --staleness or --owners)",
+    "stages": "its pipelines are cut at different layers",
+    "microbatches": "its replicas make unequal numbers of microbatches a step",
+    "order": "its replicas order forwards and backwards differently (--schedule, or recomputing)",
 }
-"""Why replicas would not call the same, of the figures in ``run.replica_spec``."""
-
-
-@dataclass(frozen=True)
-class ReplicaPlace:
-    """What a rank is told of its replicas.
-
-    Attributes:
-        ranks: all that hold its layers, in order, itself included.
-        secret: what they share, and nobody else.
-        address: at which the others reach this rank's machine.
-        interface: the network interface to use; None: the one on the route to each.
-        identity: the TLS certificate of all ranks; None: nothing is encrypted.
-        timeout_s: for each transfer, waiting for the peer included.
-        unlike: why they would not call the same collectives; None: they would.
-    """
-
-    ranks: tuple[int, ...]
-    secret: bytes
-    address: str
-    interface: str | None
-    identity: Any
-    timeout_s: float
-    unlike: Mapping[str, Any] | None
+"""Why replicas would not call the same collectives."""
 
 
 class _ReplicaStore:
@@ -74,13 +51,12 @@ class _ReplicaStore:
 
 
 class _Here:
-    """Of this process: its place, the group once it is asked for, and whether it is too late for that."""
+    """Of this process: what it is told, the group once it is asked for, and whether it is too late to ask."""
 
     store: Store | None = None
-    place: ReplicaPlace | None = None
+    order: RankOrder | None = None
     group: Any = None
     is_late = False
-    validates = False
 
 
 def replicas() -> dist.ProcessGroup:
@@ -104,23 +80,21 @@ def replicas() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", _Here.group)
 
 
-def offer_replicas(store: Store | None, place: ReplicaPlace | None, *, validates: bool) -> None:
+def offer_replicas(store: Store | None, order: RankOrder | None) -> None:
     """Says who this rank's replicas are: ``replicas`` may be asked for from now on.
 
     Args:
-        store: the launcher's.
-        place: None: nobody's; it holds no layers.
-        validates: the run does.
+        store: the launcher's, over which ranks find each other.
+        order: the rank's; None: this process is no rank any more.
     """
-    _Here.store, _Here.place, _Here.validates = store, place, validates
-    _Here.group, _Here.is_late = None, False
+    _Here.store, _Here.order, _Here.group, _Here.is_late = store, order, None, False
 
 
 def end_offer() -> None:
     """From now on ranks can't meet any more; a group that is there stays, and its collectives are meant."""
     _Here.is_late = True
     if _Here.group is not None:
-        _Here.group.rehearses = False
+        _Here.group.rehearses = _Here.group.size() == 1
 
 
 def close_replicas(*, graceful: bool = False) -> None:
@@ -130,19 +104,24 @@ def close_replicas(*, graceful: bool = False) -> None:
 
 
 def _make_group() -> Any:
-    place = _Here.place
-    if place is None:
+    order = _Here.order
+    if order is None:
         join_alone()
         if dist.get_world_size() > 1:
             return dist.group.WORLD
-        return dist.new_group([0], backend=BACKEND, pg_options=cast("Any", MeshOptions()))
-    if place.unlike is not None:
-        why = _REASONS[str(place.unlike["reason"])](place.unlike["figures"])
+    told = None if order is None else order.replicas
+    if order is None or told is None:
+        own = [dist.get_rank()]
+        alone = cast("Any", MeshOptions())
+        return dist.new_group(own, backend=BACKEND, pg_options=alone, use_local_synchronization=True)
+    if told.unlike is not None:
+        figures = f" ({' and '.join(told.unlike.figures)})" if told.unlike.figures else ""
         raise RunError(
-            f"skyctl.replicas() has no group in this run: {why}, and a collective would wait for ever",
+            f"skyctl.replicas() has no group in this run: {REASONS[told.unlike.reason]}{figures}, and a "
+            "collective would wait for ever",
             hint="--parallel data --strategy even makes replicas alike, if the microbatches divide evenly",
         )
-    if _Here.validates and len(place.ranks) > 1:
+    if order.recipe.validate_every is not None:
         raise RunError(
             "skyctl.replicas() does not go with --validate-every: one pipeline alone validates",
             hint="leave --validate-every out, and compare the checkpoints' loss afterwards",
@@ -153,23 +132,20 @@ def _make_group() -> Any:
             hint="call it in model(), and keep what it returns",
         )
     assert _Here.store is not None
-    store = _ReplicaStore(_Here.store, place.ranks)
-    told = MeshOptions(place.secret, place.address, place.identity, place.interface, store)
+    world = order.world
+    options = MeshOptions(
+        told.secret.encode(),
+        told.address,
+        world.tls,
+        world.interface,
+        _ReplicaStore(_Here.store, told.ranks),
+    )
     group: Any = dist.new_group(
-        list(place.ranks),
-        timedelta(seconds=place.timeout_s),
+        list(told.ranks),
+        timedelta(seconds=world.timeout_s),
         BACKEND,
-        cast("Any", told),
+        cast("Any", options),
         use_local_synchronization=True,
     )
     group.rehearses = True  # what the loss and layers give is found out first, by each rank for itself
     return group
-
-
-def _listed(figures: list[Any], word: Callable[[Any], str]) -> str:
-    *others, last = (word(one) for one in figures)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def _cut(stages: list[tuple[int, int]]) -> str:
-    return "+".join(f"{start}–{stop}" for start, stop in stages)

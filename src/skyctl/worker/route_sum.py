@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,7 @@ from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.transport.work import Work
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import FIRST_SUM_TAG, Peer
+from skyctl.worker.rank_order import RoutePlace, SumGroup
 from skyctl.worker.sum_codecs import SumCodec, is_finite, make_sum_codec
 from skyctl.worker.sum_messages import (
     AGREEMENT,
@@ -37,41 +37,6 @@ from skyctl.worker.sum_messages import (
 
 Tensor = torch.Tensor
 _PostedAgreement = tuple[SumMessage, Work, Peer]
-
-
-@dataclass(frozen=True)
-class RoutePlace:
-    """A rank's place on one route; its peers there are ranks. A helper may be on one way only, or on none.
-
-    Attributes:
-        share: of the numbers, that this route sums.
-        up_children: whose partial sums it adds, in this order.
-        up_parent: whom it sends its own to; None at the root, and where it is not on the way up.
-        down_parent: who sends it the sum; None at the root, and where it is not on the way down.
-        down_children: whom it sends the sum on to.
-    """
-
-    share: float
-    up_children: tuple[int, ...]
-    up_parent: int | None
-    down_parent: int | None
-    down_children: tuple[int, ...]
-
-    @property
-    def adds(self) -> bool:
-        """Whether it is on the way up, or the root."""
-        return self.up_parent is not None or (self.down_parent is None and bool(self.up_children))
-
-    @classmethod
-    def from_payload(cls, values: Mapping[str, Any]) -> RoutePlace:
-        """The place that ``run.rank_spec`` has written into a payload."""
-        return cls(
-            float(values["share"]),
-            tuple(values["up_children"]),
-            values["up_parent"],
-            values["down_parent"],
-            tuple(values["down_children"]),
-        )
 
 
 class RouteSum:
@@ -119,17 +84,15 @@ class RouteSum:
                 self._start_thread(self._take_down, number, "down")
 
     @classmethod
-    def from_payload(cls, group: Mapping[str, Any], peers: Mapping[int, Peer]) -> RouteSum:
-        """A rank's part in the sums of one of the ``sync.groups`` of its payload.
+    def from_order(cls, group: SumGroup, peers: Mapping[int, Peer]) -> RouteSum:
+        """A rank's part in the sums of one group of its order.
 
         Args:
             peers: by rank, at least those that a route joins this one with.
         """
-        routes = [RoutePlace.from_payload(route) for route in group["routes"]]
-        agreement = RoutePlace.from_payload(group["agreement"]) if "agreement" in group else None
-        first_tag = FIRST_SUM_TAG + int(group["first_tag"])
-        add_up = cast("Any", dist.group.WORLD).sum_in_ring if group.get("ring") else None
-        return cls(int(group["number"]), routes, peers, first_tag, agreement, add_up)
+        add_up = cast("Any", dist.group.WORLD).sum_in_ring if group.ring is not None else None
+        first_tag = FIRST_SUM_TAG + group.first_tag
+        return cls(group.number, group.routes, peers, first_tag, group.agreement, add_up)
 
     def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
         """Begins a sum; its buckets may come later.

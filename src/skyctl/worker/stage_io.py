@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from skyctl.worker.messages import MessageReceiver, MessageSender, MessageSpecs, message_bytes
 from skyctl.worker.peer import Neighbours, Peer
+from skyctl.worker.rank_order import LinkDtypes
 from skyctl.worker.receive_window import receive_window
 
 
@@ -39,7 +39,7 @@ def make_stage_io(
     *,
     microbatches: int,
     device: torch.device,
-    link_dtypes: Mapping[str, str | None],
+    link_dtypes: LinkDtypes,
     asked_window: int = 0,
 ) -> StageIO:
     """A stage's message streams.
@@ -48,7 +48,7 @@ def make_stage_io(
         inputs, outputs: the tensors at the stage's two ends, by microbatch.
         microbatches: how many a step has.
         device: where received tensors are to be.
-        link_dtypes: by stream (``to_next``, ``from_next``, …) what floats are sent as; None: unchanged.
+        link_dtypes: what floats of each stream are sent as.
         asked_window: how many receives are posted ahead; 0: as many as fit (``receive_window``).
     """
     stage_io = StageIO()
@@ -56,7 +56,7 @@ def make_stage_io(
     def window(specs: MessageSpecs) -> int:
         return receive_window(asked_window, microbatches, message_bytes(specs(0)))
 
-    def receiver(peer: Peer, specs: MessageSpecs, link: str, *, backward: bool) -> MessageReceiver:
+    def receiver(peer: Peer, specs: MessageSpecs, dtype: str | None, *, backward: bool) -> MessageReceiver:
         return MessageReceiver(
             peer,
             specs,
@@ -65,31 +65,38 @@ def make_stage_io(
             window=window(specs),
             device=device,
             latency_s=peer.latency_s,
-            link_dtype=link_dtypes.get(link),
+            link_dtype=dtype,
         )
 
-    def sender(peer: Peer, specs: MessageSpecs, link: str, *, backward: bool, bounded: bool) -> MessageSender:
+    def sender(
+        peer: Peer, specs: MessageSpecs, dtype: str | None, *, backward: bool, bounded: bool
+    ) -> MessageSender:
         return MessageSender(
             peer,
             specs,
             backward=backward,
             microbatches=microbatches,
             window=window(specs) if bounded else None,
-            link_dtype=link_dtypes.get(link),
+            link_dtype=dtype,
         )
 
     previous, following = neighbours
+    dtypes = link_dtypes
     if previous is not None:
-        stage_io.inputs = receiver(previous, inputs, "from_previous", backward=False)
+        stage_io.inputs = receiver(previous, inputs, dtypes.from_previous, backward=False)
         gradients = _requiring_grad(inputs)
         if gradients(0):
-            stage_io.input_gradients = sender(previous, gradients, "to_previous", backward=True, bounded=True)
+            stage_io.input_gradients = sender(
+                previous, gradients, dtypes.to_previous, backward=True, bounded=True
+            )
     if following is not None:
         gradients = _requiring_grad(outputs)
         # a gradient that comes back confirms its activation; where none does, the number is bounded
-        stage_io.outputs = sender(following, outputs, "to_next", backward=False, bounded=not gradients(0))
+        stage_io.outputs = sender(
+            following, outputs, dtypes.to_next, backward=False, bounded=not gradients(0)
+        )
         if gradients(0):
-            stage_io.output_gradients = receiver(following, gradients, "from_next", backward=True)
+            stage_io.output_gradients = receiver(following, gradients, dtypes.from_next, backward=True)
     return stage_io
 
 

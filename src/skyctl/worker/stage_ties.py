@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
 from skyctl.errors import RunError
+from skyctl.worker.rank_order import SumGroup
 from skyctl.workload.shared_parameters import SharedParameter
 
 
@@ -37,17 +37,17 @@ class StageTies:
             if parameter.layers[0] not in own:
                 self.counted_elsewhere.append(copy)
 
-    def check(self, groups: Sequence[Mapping[str, Any]], who: str) -> None:
+    def check(self, groups: Sequence[SumGroup], who: str) -> None:
         """Checks that the plan sums the gradients of just these.
 
         Args:
-            groups: ``sync.groups`` of the rank's payload.
+            groups: those that the rank is in.
             who: what to call the model.
 
         Raises:
             RunError: copies would part, or the plan names layers that share nothing.
         """
-        planned = {tuple(group["tie"]) for group in groups if "tie" in group}
+        planned = {group.tie for group in groups if group.tie is not None}
         if planned != self.parameters.keys():
             odd = min(planned ^ self.parameters.keys())
             what = "the plan does not say so" if odd in self.parameters else "only in the plan"

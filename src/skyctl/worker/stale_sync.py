@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.peer import FIRST_SUM_TAG, Peer
 from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.rank_events import SumSizes
+from skyctl.worker.rank_order import RankOrder, SumOrder
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import average_figures, running_figures
 from skyctl.worker.sum_codecs import chunk_numel
@@ -49,7 +49,7 @@ class StaleSync:
     Args:
         layers: all of the model's.
         rank: this worker's.
-        sync: ``sync`` of the rank's payload, with ``staleness`` ({"most": clocks, or None}).
+        sync: the sums of the rank's order, with a staleness.
         peers: at the root all other workers, elsewhere the root, by rank.
         share: of the step's microbatches that this worker computes.
         first, steps: it makes clocks [first, steps).
@@ -65,7 +65,7 @@ class StaleSync:
         self,
         layers: Sequence[nn.Module],
         rank: int,
-        sync: Mapping[str, Any],
+        sync: SumOrder,
         peers: Mapping[int, Peer],
         *,
         share: float,
@@ -73,9 +73,10 @@ class StaleSync:
         steps: int,
         root: ParameterRoot | None,
     ) -> None:
-        (group,) = sync["groups"]
+        (group,) = sync.groups
+        assert sync.staleness is not None, "else it is a GradientSync"
         self._rank, self._share, self._steps, self._root = rank, share, steps, root
-        self._staleness: int | None = sync["staleness"]["most"]
+        self._staleness = sync.staleness.most
         self._parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
         self._masters = [trained.master for trained in find_trained(layers)]
         for master in self._masters:
@@ -91,15 +92,15 @@ class StaleSync:
         self.ended_by: int | None = None
         self._has_ended = False
         self._figures = [figure for layer in layers for figure in running_figures(layer)]
-        tag, chunk_bytes = FIRST_SUM_TAG + int(group["first_tag"]), int(sync["chunk_bytes"])
+        tag, chunk_bytes = FIRST_SUM_TAG + group.first_tag, sync.chunk_bytes
         self._figures_layout = make_layout(
             [[figure.numel for figure in self._figures]], [1.0], chunk_numel("float32", chunk_bytes)
         )
-        self._sums = RouteSum.from_payload(group, peers) if self._figures else None
+        self._sums = RouteSum.from_order(group, peers) if self._figures else None
         self._lines = {
             rank_of_peer: PushPull(
                 peer,
-                group=int(group["number"]),
+                group=group.number,
                 first_tag=tag + _ROUTE_TAGS,
                 numel=numel,
                 parameters=len(self._masters),
@@ -236,14 +237,14 @@ class StaleSync:
         root.check()
 
 
-def is_stale(payload: Mapping[str, Any]) -> bool:
-    """Whether the rank of that payload pushes its gradients to a parameter server."""
-    return "staleness" in (payload.get("sync") or {})
+def is_stale(order: RankOrder) -> bool:
+    """Whether the rank pushes its gradients to a parameter server."""
+    return order.sync is not None and order.sync.staleness is not None
 
 
-def is_root(payload: Mapping[str, Any]) -> bool:
-    """Whether the rank of that payload holds the weights for all: the first one does."""
-    return is_stale(payload) and not payload["rank"]
+def is_root(order: RankOrder) -> bool:
+    """Whether the rank holds the weights for all: with a parameter server the first one does."""
+    return is_stale(order) and order.world.rank == 0
 
 
 def leave_to_root(optimizer: torch.optim.Optimizer | None) -> None:
@@ -254,7 +255,8 @@ def leave_to_root(optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def make_stale_sync(
-    payload: Mapping[str, Any],
+    order: RankOrder,
+    sync: SumOrder,
     layers: Sequence[nn.Module],
     peers: Mapping[int, Peer],
     weights: RootWeights | None,
@@ -264,7 +266,7 @@ def make_stale_sync(
     recipe: Recipe,
     checkpointer: Checkpointer | None,
 ) -> StaleSync:
-    """A rank's part, from its payload.
+    """A rank's part, from its order, whose ``sync`` has a staleness.
 
     Args:
         weights: where this rank is the root.
@@ -276,11 +278,11 @@ def make_stale_sync(
         saves = checkpointer is not None and checkpointer.due(clock + 1, early=False, last=False)
         return saves or recipe.validates(clock, last=False)
 
-    rank, steps, sync = int(payload["rank"]), int(payload["steps"]), payload["sync"]
+    rank, steps = order.world.rank, order.steps
+    assert sync.staleness is not None
     root = None
     if weights is not None:
-        most: int | None = sync["staleness"]["most"]
-        workers = [rank, *peers]
+        most, workers = sync.staleness.most, [rank, *peers]
         root = ParameterRoot(
             weights, workers, staleness=most, first=first, steps=steps, meets_after=meets_after
         )

@@ -7,9 +7,10 @@ ranks of a run come to the same steps, from what they are told when it begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from skyctl.worker.rank_order import SumOrder
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,9 @@ class SumDelay:
     every: tuple[int | None, ...]
 
     @classmethod
-    def from_payload(
-        cls, sync: Mapping[str, Any], steps: int, every: Sequence[int | None]
-    ) -> SumDelay | None:
-        """The delay that ``sync`` of a rank's payload tells of; None: every step settles."""
-        if not sync.get("delay"):
-            return None
-        return cls(steps, int(sync.get("undelayed_steps") or 0), tuple(every))
+    def from_order(cls, sync: SumOrder, steps: int, every: Sequence[int | None]) -> SumDelay | None:
+        """The delay that a rank is ordered to keep; None: every step settles."""
+        return cls(steps, sync.undelayed_steps, tuple(every)) if sync.delay else None
 
     def settles(self, step: int) -> bool:
         """Whether that step settles, whatever ranks agree on in the run."""

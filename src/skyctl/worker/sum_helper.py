@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from skyctl.agent.message_fields import read_fields
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
 from skyctl.worker.checkpointer import resumed_step
@@ -21,7 +22,8 @@ from skyctl.worker.peer import Peer
 from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
-from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
+from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent, SumSizes
+from skyctl.worker.rank_order import HelperOrder, SumOrder
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_delay import SumDelay
@@ -37,28 +39,29 @@ class SumHelper:
     """A helper's part in the sums of one group: ``sum_gradients`` once a step.
 
     Args:
-        sync: of the rank's payload.
-        sizes: ``SumSizes`` as a JSON object.
+        sync: its sums, of one group.
+        sizes: how they are cut.
         peers: the connections to every rank on its routes, by rank.
     """
 
-    def __init__(self, sync: Mapping[str, Any], sizes: Mapping[str, Any], peers: Mapping[int, Peer]) -> None:
-        (group,) = sync["groups"]
-        self._sums = RouteSum.from_payload(group, peers)
+    def __init__(self, sync: SumOrder, sizes: SumSizes, peers: Mapping[int, Peer]) -> None:
+        (group,) = sync.groups
+        self._sums = RouteSum.from_order(group, peers)
         shares = [route.share for route in self._sums.routes]
-        chunk_bytes = int(sync["chunk_bytes"])
         whole, first, second = (
-            [[int(numel)] for numel in sizes.get(key) or ()] for key in ("layers", "first", "second")
+            [[numel] for numel in numels] for numels in (sizes.layers, sizes.first, sizes.second)
         )
-        uncompressed = int(sync.get("uncompressed_steps") or 0)
-        self._passes = SumPasses(str(sync["format"]), chunk_bytes, shares, whole, first, second, uncompressed)
+        self._passes = SumPasses(
+            sync.format, sync.chunk_bytes, shares, whole, first, second, sync.uncompressed_steps
+        )
         kind = IntegerGradients if self._passes.format == FIXED32 else FloatGradients
         self._largest_code = kind.largest_code
         self._next_layout = make_layout([], shares, 1) if self._passes.format == FIXED32 else None
-        self._agreed_bytes = AGREED_FLAGS + int(sizes["parameters"])
-        figures = int(sizes.get("figures") or 0)
+        self._agreed_bytes = AGREED_FLAGS + sizes.parameters
         self._figures_layout = (
-            make_layout([[figures]], shares, chunk_numel("float32", chunk_bytes)) if figures else None
+            make_layout([[sizes.figures]], shares, chunk_numel("float32", sync.chunk_bytes))
+            if sizes.figures
+            else None
         )
 
     @property
@@ -101,41 +104,41 @@ class SumHelper:
 
 
 class HelperRank:
-    """A helper from its payload to the run's end: ``run`` once, then ``close`` in any case.
+    """A helper from its order to the run's end: ``run`` once, then ``close`` in any case.
 
     Args:
-        payload: what this rank is told to do; see ``worker.rank``.
+        order: what this rank is to do.
         channel: the line to the launcher.
     """
 
-    def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
-        self._payload = payload
+    def __init__(self, order: HelperOrder, channel: TaskChannel) -> None:
+        self._order = order
         self._progress = Progress("starting")
         self._link = LauncherLink(channel, self._progress)
-        self._recorder = TraceRecorder() if payload.get("trace") else None
+        self._recorder = TraceRecorder() if order.trace else None
         self._world: World | None = None
         self._helper: SumHelper | None = None
 
     def run(self) -> dict[str, Any]:
         """Helps with every step's sum; returns the result of ``rank.main``."""
-        payload, link = self._payload, self._link
+        order, link = self._order, self._link
         link.start()
         torch.set_num_threads(1)  # parts are too small for more (``sum_layout.SERIAL_NUMEL``)
-        if payload.get("facts"):
-            self._progress.phase = "telling what is here"
-            link.tell_environment(payload["device"])
+        self._progress.phase = "telling what is here"
+        link.tell_environment(order.device)
         self._progress.phase = CONNECT_PHASE
-        world = self._world = World(payload, link, torch.device("cpu"), self._recorder)
+        ring = order.sync.ring
+        world = self._world = World(order.world, ring, link, torch.device("cpu"), self._recorder)
         world.join()
         world.connect()
         link.channel.send(to_message(ReadyEvent()))
-        sizes = link.expect("start")["sums"]
-        self._helper = SumHelper(payload["sync"], sizes, world.peers)
+        sizes = SumSizes(**read_fields(SumSizes, link.expect("start")["sums"], exact=True))
+        self._helper = SumHelper(order.sync, sizes, world.peers)
         done = self._help(self._helper)
         self._progress.phase = "end"
         world.compare_clocks("end")
         world.close(graceful=True)
-        trace = link.channel.folder / f"trace-{payload['rank']}.json"
+        trace = link.channel.folder / f"trace-{order.world.rank}.json"
         return {
             "weights": None,
             "trace": self._recorder.save(trace) if self._recorder else None,
@@ -149,16 +152,16 @@ class HelperRank:
 
         What is agreed on in the sum of a step that does not settle, holders know after the next step.
         """
-        steps, every = int(self._payload["steps"]), self._payload["figures_every"]
-        delay = SumDelay.from_payload(self._payload["sync"], steps, every)
+        steps, every = self._order.steps, self._order.figures_every
+        delay = SumDelay.from_order(self._order.sync, steps, every)
         told_before = False
-        for step in range(resumed_step(self._payload), steps):
+        for step in range(resumed_step(self._order), steps):
             with self._progress.waits(f"step {step}, helping to sum gradients"):
                 told = helper.sum_gradients(step)
             is_last = told_before or (told and (delay is None or delay.settles(step)))
             told_before = told
             last = is_last or step + 1 == steps
-            if last or any(each and (step + 1) % each == 0 for each in every):
+            if last or any((step + 1) % each == 0 for each in every):
                 with self._progress.waits(f"averaging running figures after step {step}"):
                     helper.average_figures(step)
             if is_last:
@@ -175,4 +178,4 @@ class HelperRank:
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        return with_phase(exc, self._progress.phase, self._payload["device"])
+        return with_phase(exc, self._progress.phase, self._order.device)

@@ -1,4 +1,4 @@
-"""One rank of a run, from its payload to its weights: build, connect, train, save."""
+"""One rank of a run, from its order to its weights: build, connect, train, save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from skyctl.worker.batch_sketch import sketch_layers
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.checkpointer import (
     Checkpointer,
-    CheckpointOptions,
     ShardOrigin,
     restore_stage,
     resumed_step,
@@ -30,7 +29,7 @@ from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.local_rounds import RoundOptions, make_rounds
+from skyctl.worker.local_rounds import make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.parameter_root import RootWeights
@@ -45,6 +44,8 @@ from skyctl.worker.rank_events import (
     RESTORE_PHASE,
     ReadyEvent,
 )
+from skyctl.worker.rank_order import RankOrder, SumOrder
+from skyctl.worker.replicas import close_replicas, end_offer, offer_replicas
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import make_stage_io
 from skyctl.worker.stage_ties import StageTies
@@ -60,60 +61,58 @@ from skyctl.worker.weight_average import WeightAverage
 from skyctl.worker.world import World
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
-from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import load_workload
-from skyctl.workload.workload_spec import WorkloadSpec
 
 
 class Trainer:
     """One rank of a run: ``run`` once, then ``close`` in any case.
 
     Args:
-        payload: what this rank is told to do; see ``worker.rank``.
+        order: what this rank is to do.
         channel: the line to the launcher.
     """
 
-    def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
-        self._payload, self._channel = payload, channel
+    def __init__(self, order: RankOrder, channel: TaskChannel) -> None:
+        self._order, self._channel = order, channel
         self._progress = Progress("build")
         self._link = LauncherLink(channel, self._progress)
         self._world: World | None = None
         self._rule: EachStep | None = None
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
-        self._rounds = RoundOptions.from_payload(payload.get("rounds"))
         self._stop_requested = False
-        first, _ = payload.get("microbatch_range") or (0, 0)
-        self._recorder = TraceRecorder(first_microbatch=first) if payload.get("trace") else None
+        first, _ = order.microbatch_range
+        self._recorder = TraceRecorder(first_microbatch=first) if order.trace else None
 
     def run(self) -> dict[str, Any]:
         """Trains the stage from build to saved weights; returns the result of ``rank.main``."""
-        payload = self._payload
+        order = self._order
         self._link.start()
-        if payload.get("threads"):
-            torch.set_num_threads(int(payload["threads"]))
-        if payload.get("facts"):
-            self._progress.phase = "telling what is here"
-            self._link.tell_environment(payload["device"])
-            self._progress.phase = "build"
-        self._device = use_device(payload["device"])
-        self._spec = WorkloadSpec.from_dict(payload["workload"])
+        if order.threads is not None:
+            torch.set_num_threads(order.threads)
+        self._progress.phase = "telling what is here"
+        self._link.tell_environment(order.device)
+        self._progress.phase = "build"
+        self._device = use_device(order.device)
+        self._spec, self._recipe = order.workload, order.recipe
         torch.manual_seed(self._spec.seed)
-        self._recipe = Recipe.from_dict(payload.get("recipe") or {"total_steps": int(payload["steps"])})
-        world = self._world = World(payload, self._link, self._device, self._recorder)
+        ring = order.sync.ring if order.sync is not None else None
+        world = self._world = World(order.world, ring, self._link, self._device, self._recorder)
         world.join()  # a user's model() may ask torch.distributed which rank it is
+        offer_replicas(world.store, order)
         self._workload = load_workload(self._spec)
-        self._start, self._stop = payload["layers"]
-        batches = self._batches = RankBatches(payload, self._spec, self._workload, self._rounds)
+        self._start, self._stop = order.layers
+        batches = self._batches = RankBatches(order, self._workload)
         self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, batches.first_microbatch)
         stage = self._build_stage()
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
         scheduler = self._make_scheduler(parameters, optimizer)
-        if is_root(payload):
+        if is_root(order):
             self._root_weights = RootWeights(stage.layers, self._workload.optimizer, self._make_scheduler)
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
         self._progress.phase = CONNECT_PHASE
+        end_offer()
         world.connect()
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
         update = self._make_update(stage, optimizer, world.neighbours, ties)
@@ -123,20 +122,22 @@ class Trainer:
         steps_done = self._train(executor, maker, scheduler, first_step, checkpointer)
         self._progress.phase = "end"
         world.compare_clocks("end")
+        close_replicas(graceful=True)
         world.close(graceful=True)
         self._progress.phase = "saving the weights"
-        rank, folder = payload["rank"], self._channel.folder
+        rank, folder = order.world.rank, self._channel.folder
         return {
             "weights": self._save_weights(stage, folder / f"weights-{rank}.safetensors"),
             "trace": self._recorder.save(folder / f"trace-{rank}.json") if self._recorder else None,
             "peak_memory_bytes": peak_memory_bytes(self._device),
             "steps": steps_done,
-            "ended_by": rank - 1 if executor.is_told_to_end else self._ended_by,
+            "ended_by": order.world.before if executor.is_told_to_end else self._ended_by,
         }
 
     def close(self) -> None:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
         self._link.close()
+        close_replicas()
         if self._world is not None:
             self._world.close()
         for sums in (self._rule, self._average):
@@ -153,11 +154,10 @@ class Trainer:
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        return with_phase(exc, self._progress.phase, self._payload["device"])
+        return with_phase(exc, self._progress.phase, self._order.device)
 
     def _build_stage(self) -> PipelineStage:
-        is_last = self._payload["next"] is None
-        recompute = bool(self._payload.get("recompute"))
+        is_last, recompute = self._order.is_last, self._order.recompute
         return PipelineStage(
             self._workload.build(self._start, self._stop, self._device),
             input_specs=self._boundary(self._start),
@@ -167,7 +167,7 @@ class Trainer:
             loss_fn=self._workload.loss if is_last else None,
             before_layer=self._seeder,
             recompute=recompute,
-            defer_weights=self._payload["schedule"] == ZERO_BUBBLE and not recompute,
+            defer_weights=self._order.schedule == ZERO_BUBBLE and not recompute,
         )
 
     def _boundary(self, index: int) -> MessageSpecs:
@@ -181,11 +181,11 @@ class Trainer:
     ) -> LearningRateScheduler:
         """The rates from the first step that is made on."""
         trained = any(parameter.requires_grad for parameter in parameters)
-        model, recipe, steps = self._workload.model, self._recipe, int(self._payload["steps"])
+        model, recipe, steps = self._workload.model, self._recipe, self._order.steps
         return LearningRateScheduler(
             optimizer if trained else None,
             recipe,
-            resumed_step(self._payload),
+            resumed_step(self._order),
             lambda made: make_users_lr_scheduler(model, made, recipe, steps),
         )
 
@@ -196,25 +196,25 @@ class Trainer:
         scheduler: LearningRateScheduler,
     ) -> tuple[int, Checkpointer | None]:
         """(the first step to make, with layers and optimizer as they were then; who writes checkpoints)."""
-        options = CheckpointOptions.from_payload(self._payload)
-        if options is None and self._payload.get("resume") is None:
+        options = self._order.checkpoint
+        if options is None and self._order.resume is None:
             return 0, None
         self._progress.phase = RESTORE_PHASE
         state = StageState(layers, optimizer, master_of, skip=scheduler.options)
         if (root := self._root_weights) is not None:
             state = StageState(layers, root.optimizer, root.stands_for, skip=root.scheduler.options)
         origin = ShardOrigin(
-            run_id=str(self._payload["run_id"]),
-            rank=int(self._payload["rank"]),
+            run_id=self._order.run_id,
+            rank=self._order.world.rank,
             start=self._start,
             stop=self._stop,
             names=tuple(self._workload.names),
-            workload=str(self._payload.get("digest") or self._workload.digest),
+            workload=self._workload.digest,
             dtype=self._spec.dtype,
             seed=self._spec.seed,
             own_names=self._workload.model.ordinary,
         )
-        first_step = restore_stage(self._payload, state, origin)
+        first_step = restore_stage(self._order, state, origin)
         if options is None:
             return first_step, None
         start, seed = self._start, self._spec.seed
@@ -231,13 +231,13 @@ class Trainer:
     ) -> StageUpdate:
         """What updates this stage's weights once its gradients are all there."""
         timer = DeviceTimer(
-            float(self._payload.get("slowdown") or 1.0),
+            self._order.slowdown,
             single_thread=torch.get_num_threads() == 1,
             device=self._device,
         )
         update = StageUpdate(optimizer, timer, self._progress, recorder=self._recorder)
         if self._recipe.clip_norm is not None:
-            is_part = is_stale(self._payload)  # a parameter server is pushed what each has clipped by itself
+            is_part = is_stale(self._order)  # a parameter server is pushed what each has clipped by itself
             update.clipper = GradientClipper(
                 stage.parameters,
                 self._recipe.clip_norm,
@@ -262,19 +262,20 @@ class Trainer:
         checkpointer: Checkpointer | None,
     ) -> EachStep:
         """When this stage's weights are updated, and with which other ranks' gradients."""
-        payload, batches = self._payload, self._batches
-        values = payload.get("sync")
-        ties.check(() if values is None else values["groups"], self._workload.model.source_name)
-        if values is None:
+        order, batches = self._order, self._batches
+        sums = order.sync
+        ties.check(() if sums is None else sums.groups, self._workload.model.source_name)
+        if sums is None:
             return EachStep(update)
         assert self._world is not None
         peers = self._world.peers
         if not batches.is_only_pipeline:
             check_summable(stage.layers)
-        if is_stale(payload):
+        if sums.staleness is not None:
             leave_to_root(update.optimizer)
             stale = make_stale_sync(
-                payload,
+                order,
+                sums,
                 stage.layers,
                 peers,
                 self._root_weights,
@@ -284,28 +285,28 @@ class Trainer:
                 checkpointer=checkpointer,
             )
             return AsTheyCome(update, stale)
-        if self._rounds is not None and not any("tie" in group for group in values["groups"]):
+        if order.rounds is not None and all(group.tie is None for group in sums.groups):
             self._average = WeightAverage(
                 stage.layers,
                 self._start,
-                values["groups"],
+                sums.groups,
                 peers,
-                format=values["format"],
-                chunk_bytes=int(values["chunk_bytes"]),
+                format=sums.format,
+                chunk_bytes=sums.chunk_bytes,
             )
             return EachStep(update)
-        delay = self._sum_delay(values)
+        delay = self._sum_delay(sums)
         sync = (GradientSync if delay is None else partial(DelayedSync, delay))(
             stage.layers,
             self._start,
-            values["groups"],
+            sums.groups,
             peers,
-            format=values["format"],
-            chunk_bytes=int(values["chunk_bytes"]),
+            format=sums.format,
+            chunk_bytes=sums.chunk_bytes,
             share=batches.share,
             microbatches=len(batches.all_sizes),
             tied=ties.parameters,
-            uncompressed_steps=int(values.get("uncompressed_steps") or 0),
+            uncompressed_steps=sums.uncompressed_steps,
             seed=self._spec.seed,
         )
         if not isinstance(sync, DelayedSync):
@@ -313,18 +314,18 @@ class Trainer:
         predicted = PredictedWeights(stage.layers, update.optimizer) if update.optimizer else None
         return OneLate(update, sync, predicted, scheduler.advance)
 
-    def _sum_delay(self, sync: dict[str, Any]) -> SumDelay | None:
+    def _sum_delay(self, sums: SumOrder) -> SumDelay | None:
         """Which steps settle; None: all do."""
-        checkpoints = CheckpointOptions.from_payload(self._payload)
+        checkpoints = self._order.checkpoint
         every = self._recipe.validate_every, checkpoints.every if checkpoints else 0
-        return SumDelay.from_payload(sync, int(self._payload["steps"]), every)
+        return SumDelay.from_order(sums, self._order.steps, every)
 
     def _make_executor(
         self, stage: PipelineStage, neighbours: Neighbours, timer: DeviceTimer, rule: EachStep
     ) -> Executor:
-        payload, is_last = self._payload, self._payload["next"] is None
+        order = self._order
         inputs = self._boundary(self._start)
-        outputs = inputs if is_last else self._boundary(self._stop)
+        outputs = inputs if order.is_last else self._boundary(self._stop)
         return Executor(
             stage=stage,
             stage_io=make_stage_io(
@@ -333,18 +334,18 @@ class Trainer:
                 outputs,
                 microbatches=len(self._batches.streamed_sizes),
                 device=self._device,
-                link_dtypes=payload.get("link_dtypes") or {},
-                asked_window=int(payload.get("receive_window") or 0),
+                link_dtypes=order.link_dtypes,
+                asked_window=order.receive_window,
             ),
             timer=timer,
             microbatch_sizes=self._batches.sizes,
-            batch_size=self._spec.batch_size if self._rounds is None else None,
+            batch_size=self._spec.batch_size if order.rounds is None else None,
             rule=rule,
             progress=self._progress,
-            schedule=payload["schedule"],
-            in_flight=payload["in_flight"],
-            deferred_weights=int(payload.get("weights_behind") or 0),
-            is_last=is_last,
+            schedule=order.schedule,
+            in_flight=order.in_flight,
+            deferred_weights=order.weights_behind,
+            is_last=order.is_last,
             device=self._device,
             recorder=self._recorder,
         )
@@ -353,10 +354,10 @@ class Trainer:
         self, executor: Executor, update: StageUpdate, neighbours: Neighbours, first_step: int
     ) -> StepMaker:
         """What makes the run's steps, or rounds."""
-        if self._rounds is None:
+        if self._order.rounds is None:
             return executor
         return make_rounds(
-            self._rounds,
+            self._order.rounds,
             executor,
             update,
             self._average,
@@ -378,7 +379,7 @@ class Trainer:
         """Every step of the run; returns how many are done."""
         validator = None
         # the first pipeline validates, with all samples; owners do, each with data of its own
-        if not self._payload.get("pipeline") or self._batches.are_owned:
+        if self._order.pipeline == 0 or self._batches.are_owned:
             sizes = self._batches.all_sizes
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, sizes)
         validation_batch = None
@@ -398,14 +399,14 @@ class Trainer:
             scheduler=scheduler,
             seeder=self._seeder,
             send=self._channel.send,
-            stop_requested=self._check_for_stop if self._payload["previous"] is None else None,
+            stop_requested=self._check_for_stop if self._order.is_first else None,
             validator=validator,
             checkpointer=checkpointer,
             sketch_of=partial(self._batches.sketch_of, sketcher),
             validation_batch=validation_batch,
         )
         self._progress.phase = "the first step"
-        steps_done = loop.run(Prefetcher(sketcher), first_step, int(self._payload["steps"]))
+        steps_done = loop.run(Prefetcher(sketcher), first_step, self._order.steps)
         executor.drain()
         return steps_done
 
@@ -415,6 +416,6 @@ class Trainer:
         return self._stop_requested
 
     def _save_weights(self, stage: PipelineStage, path: Path) -> str | None:
-        if not self._payload.get("weights"):
+        if not self._order.weights:
             return None
         return save_weights(path, stage.layers, self._start, self._workload.model)

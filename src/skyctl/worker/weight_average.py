@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import Peer
+from skyctl.worker.rank_order import SumGroup
 from skyctl.worker.round_start import RoundStart
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import RunningFigures, running_figures
@@ -68,7 +69,7 @@ class WeightAverage:
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
-        groups: ``sync.groups`` of the rank's payload.
+        groups: those of its layers.
         peers: the connections to every rank on their routes, by rank.
         format: of the weights that are sent, ``sync.format`` of the plan.
         chunk_bytes: the most bytes of weights in a message.
@@ -81,7 +82,7 @@ class WeightAverage:
         self,
         layers: Sequence[nn.Module],
         start: int,
-        groups: Sequence[Mapping[str, Any]],
+        groups: Sequence[SumGroup],
         peers: Mapping[int, Peer],
         *,
         format: str = _EXACT,  # noqa: A002 — as the plan calls it
@@ -93,9 +94,9 @@ class WeightAverage:
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
         self._weights = MasterWeights(p for layer in layers for p in layer.parameters())
         self._groups = []
-        for values in groups:
-            first, stop = int(values["start"]) - start, int(values["stop"]) - start
-            sums = RouteSum.from_payload(values, peers)
+        for group in groups:
+            first, stop = group.start - start, group.stop - start
+            sums = RouteSum.from_order(group, peers)
             weights = [p.master for p in trained if first <= p.layer < stop]
             figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
             self._groups.append(_GroupAverage(sums, weights, figures, format, chunk_bytes))

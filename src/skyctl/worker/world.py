@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
+from skyctl.errors import RunError
 from skyctl.transport.process_group import (
     PairOptions,
     PlannedProcessGroup,
@@ -18,18 +19,14 @@ from skyctl.transport.process_group import (
     run_in_thread,
     wait_for_all,
 )
-from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.torch_backend import BACKEND
 from skyctl.worker import clock_offset
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
-from skyctl.worker.replicas import ReplicaPlace, close_replicas, end_offer, offer_replicas
+from skyctl.worker.rank_order import WorldOrder
 from skyctl.worker.trace_recorder import TraceRecorder
 
 _c10d: Any = dist  # Store is not in torch's type stubs
-DEFAULT_TRANSFER_TIMEOUT_S = 1800.0
-"""For one transfer, waiting for the peer included, where the payload gives no ``timeout_s``."""
 
 
 class LauncherStore(_c10d.Store):  # type: ignore[misc]
@@ -72,78 +69,58 @@ class World:
 
     Attributes:
         peers: by rank, those that it talks to.
+        store: over which they find each other, until training begins.
 
     Args:
-        payload: the rank's payload (``worker.rank``).
+        order: its place there.
+        ring: the ranks in the order in which the backend's own collective sums; None: nothing does.
         recorder: given clock offsets, where a trace is recorded.
     """
 
     def __init__(
         self,
-        payload: Mapping[str, Any],
+        order: WorldOrder,
+        ring: Sequence[int] | None,
         link: LauncherLink,
         device: torch.device,
         recorder: TraceRecorder | None = None,
     ) -> None:
-        self._payload, self._link, self._device, self._recorder = payload, link, device, recorder
+        self._order, self._ring = order, ring
+        self._device, self._recorder = device, recorder
         self._group: PlannedProcessGroup | None = None
         self._is_member = False
-        self._store = LauncherStore(link)  # torch keeps none of its own
-        sync = payload.get("sync") or {"peers": (), "groups": ()}
-        self._ring = next((group["ring"] for group in sync["groups"] if group.get("ring")), None)
-        ends = (payload["previous"], payload["next"])
-        told = [*(end for end in ends if end is not None), *sync["peers"]]
-        self._hosts = {int(peer["rank"]): str(peer["host"]) for peer in told}
+        self.store = LauncherStore(link)  # torch keeps none of its own
         self.peers: dict[int, Peer] = {}
-        before, after = (None if end is None else int(end["rank"]) for end in ends)
-        self._before, self._after = before, after
-        self._clock_of: int | None = sync.get("clock_of") if before is None else before
-        self._clock_for: list[int] = [*(sync.get("clock_for") or ()), *(() if after is None else (after,))]
 
     @property
     def neighbours(self) -> Neighbours:
         """Those before and after this rank in its pipeline."""
-        before, after = self._before, self._after
+        before, after = self._order.before, self._order.after
         return Neighbours(
             None if before is None else self.peers[before], None if after is None else self.peers[after]
         )
 
     def join(self) -> None:
-        """Makes this process a rank of torch.distributed; nothing is exchanged yet."""
-        payload = self._payload
+        """Makes this process a rank of torch.distributed; nothing is exchanged yet.
+
+        Raises:
+            RunError: the order has no secret for a peer.
+        """
+        order = self._order
+        if unknown := order.hosts.keys() - order.secrets.keys():
+            raise RunError(f"the order has no secret that this rank shares with rank {min(unknown)}")
         self._options = PairOptions(
-            hosts=self._hosts,
-            secrets={rank: str(payload["secrets"][str(rank)]) for rank in self._hosts},
-            interface=payload.get("interface"),
-            identity=TlsIdentity.from_credentials(payload.get("tls")),
-            devices={rank: self._device for rank in (self._before, self._after) if rank is not None},
-            backend=str(payload.get("backend") or BACKEND),
+            hosts=order.hosts,
+            secrets={rank: order.secrets[rank] for rank in order.hosts},
+            interface=order.interface,
+            identity=order.tls,
+            devices={rank: self._device for rank in (order.before, order.after) if rank is not None},
+            backend=order.backend,
             ring=self._ring,
         )
-        timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
-        group: Any = join(self._store, int(payload["rank"]), int(payload["ranks"]), self._options, timeout_s)
+        group: Any = join(self.store, order.rank, order.ranks, self._options, order.timeout_s)
         self._group, self._is_member = group, True
-        offer_replicas(self._store, self._replica_place(timeout_s), validates=self._validates)
-        self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in self._hosts.items()}
-
-    @property
-    def _validates(self) -> bool:
-        return (self._payload.get("recipe") or {}).get("validate_every") is not None
-
-    def _replica_place(self, timeout_s: float) -> ReplicaPlace | None:
-        """Who holds this rank's layers, too; None: it holds none."""
-        told = self._payload.get("replicas")
-        if told is None:
-            return None
-        return ReplicaPlace(
-            tuple(map(int, told["ranks"])),
-            str(self._payload["replica_secret"]).encode(),
-            str(told["address"]),
-            self._options.interface,
-            self._options.identity,
-            timeout_s,
-            told["unlike"],
-        )
+        self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in order.hosts.items()}
 
     def connect(self) -> None:
         """Connects to all peers at the same time, measures how far they are, and compares clocks.
@@ -153,13 +130,12 @@ class World:
             RunError: the interface named has no address.
         """
         assert self._group is not None, "join() first"
-        end_offer()
-        self._group.connect(self._store, self._options)
+        self._group.connect(self.store, self._options)
         wait_for_all([run_in_thread(peer.measure_latency) for peer in self.peers.values()])
         self.compare_clocks("start")
 
     def compare_clocks(self, when: str) -> None:
-        """Compares clocks with the ranks that the payload names, at the run's ``start`` or ``end``.
+        """Compares clocks with the ranks that the order names, at the run's ``start`` or ``end``.
 
         No-op without a trace. Nothing else may be under way.
 
@@ -170,10 +146,10 @@ class World:
             return
         answers = [
             run_in_thread(partial(clock_offset.answer_clock_requests, self.peers[rank]))
-            for rank in self._clock_for
+            for rank in self._order.clock_for
         ]
-        if self._clock_of is not None:
-            offset = clock_offset.measure_clock_offset(self.peers[self._clock_of])
+        if self._order.clock_of is not None:
+            offset = clock_offset.measure_clock_offset(self.peers[self._order.clock_of])
             self._recorder.record_clock_offset(when, offset)
         for answer in answers:
             answer.result()
@@ -184,7 +160,6 @@ class World:
         Args:
             graceful: only once the peers close too.
         """
-        close_replicas(graceful=graceful)
         if self._group is not None:
             self._group.close(graceful=graceful)
         if self._is_member and not graceful:

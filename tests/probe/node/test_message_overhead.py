@@ -36,7 +36,7 @@ def test_what_comes_once_a_step_is_told_apart(monkeypatch: pytest.MonkeyPatch) -
     assert busy.step_s > busy.stage_s
 
 
-@pytest.mark.parametrize("identity", [None, TlsIdentity.from_credentials(make_tls_certificate())])
+@pytest.mark.parametrize("identity", [None, make_tls_certificate()])
 def test_nothing_is_left_running(identity: TlsIdentity | None) -> None:
     before = threading.active_count()
     assert measure_message_overhead(None, identity).stage_s > 0

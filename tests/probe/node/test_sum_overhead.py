@@ -20,7 +20,7 @@ def children() -> str:
 
 @pytest.mark.parametrize(
     ("identity", "backend"),
-    [(None, "skyctl"), (TlsIdentity.from_credentials(make_tls_certificate()), "skyctl"), (None, "gloo")],
+    [(None, "skyctl"), (make_tls_certificate(), "skyctl"), (None, "gloo")],
 )
 def test_a_byte_of_gradients_costs_its_sender_and_its_receiver(
     identity: TlsIdentity | None, backend: str

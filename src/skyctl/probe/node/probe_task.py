@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ import_torch()
 
 import torch  # noqa: E402 - after that
 
+from skyctl.agent.task_orders import read_order  # noqa: E402
 from skyctl.device import node_facts  # noqa: E402
 from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
 from skyctl.device.process_memory import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
@@ -35,14 +37,13 @@ from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import device_speed, link_speed, load_counters, message_overhead  # noqa: E402
 from skyctl.probe.node.layer_bench import LayerBench  # noqa: E402
 from skyctl.probe.node.layer_windows import DistinctLayer  # noqa: E402
+from skyctl.probe.node.probe_order import ProbeOrder  # noqa: E402
 from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
 from skyctl.transport.process_group import GLOO  # noqa: E402
-from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
 from skyctl.transport.torch_backend import BACKEND  # noqa: E402
 from skyctl.workload.workload import Workload, load_workload  # noqa: E402
-from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
 
 HEARTBEAT_S = 5.0
 
@@ -61,34 +62,33 @@ class LauncherChannel(Protocol):
         """From the launcher; None when nothing came in time."""
 
 
-def main(payload: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
-    """The task.
+def main(message: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
+    """The task; ``message``: a ``ProbeOrder``.
 
-    Args:
-        payload: ``device`` (None: the first), ``devices`` (wanted, or None), ``threads``, ``slowdown``,
-            ``workload`` (a spec with this node's paths, or None), ``tls`` (``{"cert", "key"}``: messages are
-            measured through TLS; or None).
+    Raises:
+        MismatchError, RecordError: it can't follow the order.
     """
+    order = read_order([ProbeOrder], message)
     keep_freed_memory()
     share_one_heap()
-    if payload.get("threads"):
-        torch.set_num_threads(int(payload["threads"]))
-    found = node_facts.collect_facts(payload.get("devices"))
-    device = payload.get("device") or found["devices"][0]["id"]
+    if order.threads is not None:
+        torch.set_num_threads(order.threads)
+    found = node_facts.collect_facts(order.devices)
+    device = order.device or found["devices"][0]["id"]
     gpu = None
     if torch.device(device).type != "cpu":
         gpus = load_counters.gpu_usage() if torch.device(device).type == "cuda" else []
         node_facts.note_free_memory(device)
         gpu = load_counters.find_gpu(gpus, torch.device(device).index or 0, node_facts.gpu_uuid(device))
-    spec = payload.get("workload")
-    support = prepare_dtype(spec.get("dtype", "float32"), device, channel.cache) if spec else None
-    workload = load_workload(WorkloadSpec.from_dict(spec)) if spec else None
+    spec = order.workload
+    support = prepare_dtype(spec.dtype, device, channel.cache) if spec is not None else None
+    workload = load_workload(spec) if spec is not None else None
     gc.freeze()  # a collection would look at all there is, half a second on a slow node
     max_cpu_isa = support.max_cpu_isa if support is not None else None
     period_s = found["quota"]["period_s"] if found["bound"] else None
     known = {"device": device, "max_cpu_isa": max_cpu_isa, "quota_period_s": period_s}
     channel.send({"event": "facts", **known, **found})
-    server = _ProbeServer(payload, channel, device, found, workload)
+    server = _ProbeServer(order, channel, device, found, workload)
     server.gpu = gpu
     quitting = threading.Event()
     threading.Thread(target=_send_heartbeats, args=(channel, quitting), daemon=True, name="heartbeat").start()
@@ -112,19 +112,19 @@ class _ProbeServer:
 
     def __init__(
         self,
-        payload: dict[str, Any],
+        order: ProbeOrder,
         channel: LauncherChannel,
         device: str,
         found: dict[str, Any],
         workload: Workload | None,
     ) -> None:
-        self._payload = payload
+        self._spec = order.workload
         self._channel = channel
         self._device = device
         self._quota = found["quota"]
         self._workload = workload
-        self._slowdown = float(payload.get("slowdown") or 1.0)
-        self._identity = TlsIdentity.from_credentials(payload.get("tls"))
+        self._slowdown = order.slowdown
+        self._identity = order.tls
         self._stopped = False
         self._count_s: float | None = None
         self._halts = load_counters.HaltWatch()
@@ -149,15 +149,13 @@ class _ProbeServer:
         """Trains the model whole and cut, in its own dtype; a difference is the answer's ``error``."""
         from skyctl.worker.cut_check.comparison import NOT_COMPARED, compare_cut
 
-        spec = self._payload["workload"]
         answer: dict[str, Any] = {"event": "compared"}
         try:
-            workload = self._workload
-            if spec.get("dtype", "float32") != "float32":  # the boundaries that it was sent have that dtype
-                workload = load_workload(
-                    WorkloadSpec.from_dict(spec | {"dtype": "float32", "boundaries": None})
-                )
+            workload, spec = self._workload, self._spec
             assert workload is not None
+            assert spec is not None
+            if spec.dtype != "float32":  # the boundaries that it was sent have that dtype
+                workload = load_workload(replace(spec, dtype="float32", boundaries=None))
             limit_s = float(order["limit_s"])
             answer |= compare_cut(workload, self._device, int(order["samples"]), limit_s).to_dict()
         except SkyctlError as exc:

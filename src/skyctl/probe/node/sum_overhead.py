@@ -32,7 +32,8 @@ from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import BACKEND
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import Peer
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.rank_order import RoutePlace
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.task_orders import write_order
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.layout import HeldShard
 from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer, place_replicas, plan_transfers
@@ -23,6 +24,8 @@ from skyctl.checkpoint.replicator_events import (
     ReplicatorAnswer,
     ReplicatorListening,
 )
+from skyctl.checkpoint.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.shard_client import POLL_S
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session
@@ -34,6 +37,7 @@ from skyctl.run.checkpoints.replicator_messages import (
     ReplicatorNews,
     ReplicatorOrders,
 )
+from skyctl.transport.tls_identity import TlsIdentity
 
 REPLICATOR_MODULE = "skyctl.checkpoint.replicator"
 REPLICATOR_TASK = "keeper"
@@ -73,7 +77,7 @@ class ReplicatorGroup:
         sessions: Mapping[str, Session],
         write_down: WriteDown = lambda _node, _who, _message: True,
         on_news: Callable[[str, ReplicatorNews], None] = lambda _node, _news: None,
-        tls: Mapping[str, str] | None = None,
+        tls: TlsIdentity | None = None,
         *,
         shard_limits: Mapping[int, int],
     ) -> None:
@@ -107,17 +111,17 @@ class ReplicatorGroup:
             if name in self._tasks or name not in self._sessions:
                 continue
             session = self._sessions[name]
-            payload = {
-                "run_id": self.run_id,
-                "node": name,
-                "folder": str(run_folder_on_node(session, self.run_id)),
-                "secret": self._secret,
-                "address": addresses[name],
-                "interface": session.node.interface,
-                "tls": None if self._tls is None else dict(self._tls),
-            }
+            order = ReplicatorOrder(
+                run_id=self.run_id,
+                node=name,
+                folder=run_folder_on_node(session, self.run_id),
+                secret=self._secret,
+                address=addresses[name],
+                poll_s=POLL_S,
+                tls=self._tls,
+            )
             try:
-                task = session.start_task(REPLICATOR_MODULE, payload, name=REPLICATOR_TASK)
+                task = session.start_task(REPLICATOR_MODULE, write_order(order), name=REPLICATOR_TASK)
             except SkyctlError as exc:
                 self._on_news(name, ReplicatorEnded(exc))
                 continue

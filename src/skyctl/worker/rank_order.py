@@ -1,0 +1,358 @@
+"""What the launcher orders a rank to do: frozen records, checked where they arrive (``agent.task_orders``).
+
+A rank that holds layers gets a ``RankOrder``, one that only helps others to sum a ``HelperOrder``.
+``run.rank_spec`` makes them. Needs the standard library only: the launcher makes orders without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from skyctl.agent.message_fields import (
+    ByteCount,
+    Count,
+    DeviceName,
+    Index,
+    Label,
+    MaxLength,
+    Seconds,
+    Sha256,
+    Within,
+)
+from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload_spec import WorkloadSpec
+
+IndexRange = tuple[Index, Index]
+"""From the first one to the one behind the last."""
+Ranks = tuple[Index, ...]
+Secret = Annotated[str, MaxLength(200)]
+
+
+@dataclass(frozen=True)
+class WorldOrder:
+    """A rank's place among all ranks of an attempt, and the ranks that it talks to.
+
+    Attributes:
+        ranks: how many there are, with those that help.
+        backend: what carries tensors between ranks.
+        interface: the network interface to use; None: the one on the route to each peer.
+        hosts: by rank, the address of each peer.
+        before, after: the ranks of the neighbouring stages; None at the pipeline's ends.
+        clock_of: the rank with whose clock this one compares its own for a trace; None: the first rank's.
+        clock_for: the ranks that compare theirs with this one's.
+        timeout_s: the longest that this rank waits for a peer.
+        secrets: by rank, what this rank shares with that peer alone; empty until the order is sent.
+        tls: the run's certificate and key; None: nothing between ranks is encrypted.
+    """
+
+    rank: Index
+    ranks: Count
+    backend: Label
+    interface: Label | None
+    hosts: Mapping[int, Label]
+    before: Index | None
+    after: Index | None
+    clock_of: Index | None
+    clock_for: Ranks
+    timeout_s: Seconds
+    secrets: Mapping[int, Secret] = field(default_factory=dict, repr=False)
+    tls: TlsIdentity | None = None
+
+
+@dataclass(frozen=True)
+class RoutePlace:
+    """A rank's place on one route; its peers there are ranks. A helper may be on one way only, or on none.
+
+    Attributes:
+        share: of the numbers, that this route sums.
+        up_children: whose partial sums it adds, in this order.
+        up_parent: whom it sends its own to; None at the root, and where it is not on the way up.
+        down_parent: who sends it the sum; None at the root, and where it is not on the way down.
+        down_children: whom it sends the sum on to.
+    """
+
+    share: Annotated[float, Within(0.0, 1.0)]
+    up_children: Ranks
+    up_parent: Index | None
+    down_parent: Index | None
+    down_children: Ranks
+
+    @property
+    def adds(self) -> bool:
+        """Whether it is on the way up, or the root."""
+        return self.up_parent is not None or (self.down_parent is None and bool(self.up_children))
+
+    @property
+    def peers(self) -> frozenset[int]:
+        """The ranks that the route joins this one with."""
+        ends = (self.up_parent, self.down_parent, *self.up_children, *self.down_children)
+        return frozenset(end for end in ends if end is not None)
+
+
+@dataclass(frozen=True)
+class SumGroup:
+    """A rank's part in the sums of one group: of some layers, or of the parameters that layers share.
+
+    Attributes:
+        number: the group's, in the plan.
+        first_tag: the first of the tags of its messages, which no other group has.
+        routes: the rank's place on each of the group's routes.
+        start, stop: the layers [start, stop) whose gradients or weights are summed; of a tie (0, 0).
+        tie: the layers that share the parameters; None: the group is of layers.
+        agreement: the place on the tree over which ranks agree; None: that on the first route.
+        ring: the ranks in the order in which the backend's own collective sums; None: the routes do.
+    """
+
+    number: Index
+    first_tag: Index
+    routes: tuple[RoutePlace, ...]
+    start: Index = 0
+    stop: Index = 0
+    tie: tuple[Index, ...] | None = None
+    agreement: RoutePlace | None = None
+    ring: Ranks | None = None
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Weights are a parameter server's. ``most``: clocks that a worker may be ahead; None: any number."""
+
+    most: Index | None
+
+
+@dataclass(frozen=True)
+class SumOrder:
+    """The sums that a rank takes part in.
+
+    Attributes:
+        format: what the numbers are sent as (``worker.sum_codecs``).
+        chunk_bytes: the most bytes of numbers in a message, in that format.
+        groups: in the plan's order.
+        uncompressed_steps: with ``powersgd:R``, so many at the run's start are summed whole.
+        delay: whether gradients of a step take effect one step later.
+        undelayed_steps: so many at the run's start do not.
+        staleness: None: no parameter server.
+    """
+
+    format: Label
+    chunk_bytes: ByteCount
+    groups: tuple[SumGroup, ...]
+    uncompressed_steps: Index = 0
+    delay: bool = False
+    undelayed_steps: Index = 0
+    staleness: Staleness | None = None
+
+    @property
+    def ring(self) -> Ranks | None:
+        """The ranks in the order in which the backend's own collective sums; None: there is no such sum."""
+        return next((group.ring for group in self.groups if group.ring is not None), None)
+
+    @property
+    def peers(self) -> list[int]:
+        """The ranks that it sums with, in their order."""
+        return sorted({peer for group in self.groups for route in group.routes for peer in route.peers})
+
+
+@dataclass(frozen=True)
+class LinkDtypes:
+    """What floats of each of a stage's four streams are sent as; None: as they are."""
+
+    to_next: Label | None = None
+    from_next: Label | None = None
+    to_previous: Label | None = None
+    from_previous: Label | None = None
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """The rounds that a rank makes: local steps, then an average of weights.
+
+    Attributes:
+        steps: local steps of this rank's pipeline in a round.
+        owner: what this rank's owner is called; None: pipelines share each batch.
+        index, owners: the owner's place among all, and how many there are.
+        prox_mu: µ of FedProx's proximal term; 0: without it.
+        clients: how many owners take part in each round; None: all.
+        drop_stragglers: work of fewer steps than asked is left out of the average.
+        deadline_s: seconds of a round after which its owner begins no further local step; None: no limit.
+    """
+
+    steps: Index
+    owner: Label | None = None
+    index: Index = 0
+    owners: Count = 1
+    prox_mu: float = 0.0
+    clients: Count | None = None
+    drop_stragglers: bool = False
+    deadline_s: Seconds | None = None
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Why replicas would not call the same collectives in a step.
+
+    Attributes:
+        reason: a key of ``worker.replicas.REASONS``.
+        figures: of each pipeline, what differs; empty where nothing is counted.
+    """
+
+    reason: Label
+    figures: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReplicaOrder:
+    """The ranks that hold the same layers, for ``skyctl.replicas()``.
+
+    Attributes:
+        ranks: all of them, in order, with this one.
+        address: at which the others reach this rank's machine.
+        unlike: why a collective would wait for ever; None: it would not.
+        secret: what they share, and nobody else; empty until the order is sent.
+    """
+
+    ranks: Ranks
+    address: Label
+    unlike: Unlike | None = None
+    secret: Secret = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When and where a rank writes checkpoints.
+
+    Attributes:
+        folder: the run's checkpoint folder on this node; see ``checkpoint.layout``.
+        every: steps from one checkpoint to the next; 0: only at an early end, and ``at_end``.
+        keep: how many of this node's newest steps are kept, at least 2; 0: all.
+        at_end: whether one is written after the run's last step too.
+        writes: whether this rank writes its layers; False: another pipeline does.
+        attempt: the number of this attempt at the run; each new plan adds one.
+    """
+
+    folder: Path
+    every: Index = 0
+    keep: Index = 2
+    at_end: bool = False
+    attempt: Index = 0
+    writes: bool = True
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a rank goes on from.
+
+    Attributes:
+        step: so many steps are done.
+        folder: the run's checkpoint folder on this node.
+        layers: by layer, the digest of its file; one that is not named may be of any.
+    """
+
+    step: Index
+    folder: Path
+    layers: Mapping[int, Sha256] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """What a rank that holds layers is to do.
+
+    Attributes:
+        device: as its node calls it.
+        threads: that it computes with; None: as many as torch takes.
+        slowdown: so many times longer it makes each computation take.
+        workload: with the paths of this node.
+        steps: of the whole run, or its rounds.
+        pipeline, stage, stages: its pipeline's number, its place there, and how many stages that has.
+        layers: those that it holds.
+        microbatches: of the whole step, over all pipelines.
+        microbatch_range: the numbers, within the step, of those that its pipeline computes.
+        in_flight: the most microbatches that it keeps activations of.
+        weights_behind: by how many microbatches weight gradients are made later (``zero-bubble``).
+        recompute: whether activations are computed again for the backward.
+        receive_window: how many receives are posted ahead; 0: as many as fit.
+        compare_batches: whether the launcher compares what data() gives on several ranks.
+        weights: whether it saves its layers' weights at the end.
+        trace: whether it records what it does when.
+        sync: None: it has nothing to sum.
+        rounds: None: steps are summed, not rounds.
+        checkpoint: None: it writes none.
+        resume: None: it begins with step 0.
+        replicas: None: nobody else holds its layers.
+    """
+
+    kind: ClassVar[str] = "rank"
+    world: WorldOrder
+    run_id: Label
+    device: DeviceName
+    threads: Count | None
+    slowdown: Annotated[float, Within(1.0, 1e9)]
+    workload: WorkloadSpec
+    recipe: Recipe
+    steps: Count
+    pipeline: Index
+    stage: Index
+    stages: Count
+    layers: IndexRange
+    microbatches: Count
+    microbatch_range: IndexRange
+    schedule: Label
+    in_flight: Count
+    weights_behind: Index
+    recompute: bool
+    receive_window: Index
+    link_dtypes: LinkDtypes
+    compare_batches: bool
+    weights: bool
+    trace: bool
+    sync: SumOrder | None = None
+    rounds: RoundOptions | None = None
+    checkpoint: CheckpointOptions | None = None
+    resume: ResumePoint | None = None
+    replicas: ReplicaOrder | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is its pipeline's first stage."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is its pipeline's last stage."""
+        return self.stage + 1 == self.stages
+
+    @property
+    def first_step(self) -> int:
+        """The first step to make."""
+        return 0 if self.resume is None else self.resume.step
+
+
+@dataclass(frozen=True)
+class HelperOrder:
+    """What a rank that holds no layers, and only helps others to sum, is to do.
+
+    Attributes:
+        device: as its node calls it.
+        steps: of the whole run.
+        first_step: the first step to make.
+        sync: with one group.
+        figures_every: after every so many steps batch norms' running figures are averaged, by each of them.
+        trace: whether it records what it does when.
+    """
+
+    kind: ClassVar[str] = "helper"
+    world: WorldOrder
+    device: DeviceName
+    steps: Count
+    first_step: Index
+    sync: SumOrder
+    figures_every: tuple[Count, ...]
+    trace: bool
+
+
+AnyRankOrder = RankOrder | HelperOrder
+RANK_ORDERS: tuple[type[AnyRankOrder], ...] = (RankOrder, HelperOrder)
