@@ -10,17 +10,25 @@ from typing import Any
 import pytest
 
 from skyctl.agent.node_package import code_digest
-from skyctl.agent.task_orders import read_order, write_order
+from skyctl.agent.task_orders import read_order, read_request, write_order, write_request
 from skyctl.checkpoint.replicator_order import ReplicatorOrder
 from skyctl.errors import MismatchError, RecordError, SkyctlError
 from skyctl.probe.node.probe_order import ProbeOrder
+from skyctl.probe.node.probe_requests import (
+    PROBE_REQUESTS,
+    DistinctLayer,
+    FlowPair,
+    FlowRequest,
+    LinkRequest,
+    MeasureRequest,
+)
 from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.remote.node_package import node_package_archive
 from skyctl.remote.session_factory import open_session
 from skyctl.worker import rank
-from skyctl.worker.rank_events import RankResult
+from skyctl.worker.rank_events import RankResult, SumSizes
 from skyctl.worker.rank_order import (
     RANK_ORDERS,
     CheckpointOptions,
@@ -31,6 +39,7 @@ from skyctl.worker.rank_order import (
     SumGroup,
     SumOrder,
 )
+from skyctl.worker.rank_requests import StartRequest, StoredRequest
 from skyctl.workload.workload_spec import WorkloadSpec
 
 from ..helpers.orders import beside, helper_order, rank_order
@@ -143,6 +152,53 @@ def test_an_order_by_another_version_is_refused_and_both_are_named(code: str | N
     assert f"the launcher's skyctl {named}" in refused.value.message
     assert f"skyctl {code_digest()[:12]} runs here" in refused.value.message
     assert refused.value.hint is not None
+
+
+MEASURE = MeasureRequest(
+    budget_s=1.0,
+    cap_s=9.0,
+    layers=(
+        DistinctLayer(0, "embedding", {2: "a"}, {2: 8.0}),
+        DistinctLayer(1, "block", {2: "b"}, {2: 4.0}, (2,)),
+    ),
+    kinds={2: (0, 1, 1)},
+    threads=None,
+    generic=False,
+    handling=True,
+    gloo=False,
+    memory_bytes=None,
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        MEASURE,
+        LinkRequest("b", "s", "192.0.2.1", "connect", 5.0, "192.0.2.2", 4000),
+        FlowRequest("a", "192.0.2.1", "hub", (FlowPair("b", "s", 3, 10, 20),), 1.0, 2.0, hold=True),
+        StartRequest(SumSizes((7_000_000_000, 5), 200, 0)),
+        StoredRequest("listening/1/0", "00ff"),
+    ],
+    ids=lambda request: request.kind,
+)
+def test_what_is_asked_of_a_task_that_runs_is_what_it_reads(request_: Any) -> None:
+    message = json.loads(json.dumps(write_request(request_)))
+    assert read_request((*PROBE_REQUESTS[:1], type(request_)), message) == request_
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"op": "link", "peer": "b"}, "the request 'link' can't be followed: no "),
+        ({**write_request(MEASURE), "haste": 1}, "can't be followed: there is no field 'haste'"),
+        ({**write_request(MEASURE), "kinds": {"two": []}}, "kinds: 'two' is no number"),
+        ({"op": "rest"}, "the request is 'rest'; this task takes 'measure' or 'count' or"),
+    ],
+)
+def test_a_wrong_request_is_refused_by_name(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecordError) as refused:
+        read_request(PROBE_REQUESTS, message)
+    assert words in refused.value.message
 
 
 def test_the_code_that_was_sent_to_a_node_knows_its_own_digest() -> None:

@@ -24,7 +24,7 @@ import torch
 torch.set_num_threads(1)
 from skyctl.device.node_facts import collect_facts
 from skyctl.probe.node import layer_bench
-from skyctl.probe.node.layer_windows import DistinctLayer
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.node.window_bench import WindowBench
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec

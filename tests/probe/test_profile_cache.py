@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from skyctl.probe.device_probes import DeviceProbe
 from skyctl.probe.link_measurement import ring_rounds
-from skyctl.probe.node.layer_windows import DistinctLayer
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.profile_cache import (
     CachedTimings,
     age_text,
@@ -111,9 +112,8 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     p = prints(*them)
     had = profile(*(device(n, p[f"{n}/cpu:0"], timing("x"), timing("y")) for n in "ab"))
     known = cached_timings(them, [had], [shape("x", "y")], "float32", NOW)
-    layer = {"index": 0, "name": "l0", "signatures": {"2": "x"}, "needs_bytes": {"2": 1.0}}
-    assert known.order("a/cpu:0", [layer]) == [{**layer, "known": [2]}]
-    assert DistinctLayer.from_dict(known.order("a/cpu:0", [layer])[0]).known == {2}
+    layer = DistinctLayer(0, "l0", {2: "x"}, {2: 1.0})
+    assert known.to_measure("a/cpu:0", [layer]) == (replace(layer, known=(2,)),)
     assert not known.handles("a/cpu:0")
     waited = {"signature": "x", "microbatch_size": 2, "skipped": "there was no time for it"}
     them[0].measured = {"timings": [waited], "reserved_bytes": 1e8, "handling_s": 9.0}

@@ -15,6 +15,7 @@ from typing import Any
 
 from skyctl.errors import ProtocolError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
+from skyctl.probe.node.probe_requests import FlowPair, FlowRequest, GoRequest
 from skyctl.probe.probe_messages import check_arrivals
 
 FlowEnds = tuple[str, str]
@@ -107,7 +108,7 @@ class FlowPlayer:
         limit_s: float,
     ) -> None:
         self._fleet, self._addresses, self.sizes, self._limit_s = probes, addresses, sizes, limit_s
-        self._timeouts = {"timeout_s": connect_s, "transfer_s": transfer_s}
+        self._connect_s, self._transfer_s = connect_s, transfer_s
         self.members: dict[str, DeviceProbe] = {}
         for member in probes.alive():
             if member.node.name in addresses:
@@ -134,8 +135,7 @@ class FlowPlayer:
         self._secrets = {(o.hub, peer): secrets.token_hex(16) for o in requests for peer in o.message_bytes}
         self._asked, self._ready, self._answers = [], set(), {}
         for request in requests:
-            role = {"role": "hub", "hold": True} if hold else {"role": "hub"}
-            self._send(request.hub, request, role, list(request.message_bytes))
+            self._send(request.hub, request, "hub", list(request.message_bytes), hold=hold)
         self._wait(list(self._requests))
         self._wait([name for name in self._asked if name not in self._answers])
         for request in requests:
@@ -143,7 +143,17 @@ class FlowPlayer:
                 self._answers.setdefault(name, "no answer in time")
         return self._answers
 
-    def _send(self, name: str, request: HubRequest, role: dict[str, Any], others: Sequence[str]) -> None:
+    def _send(
+        self,
+        name: str,
+        request: HubRequest,
+        role: str,
+        others: Sequence[str],
+        *,
+        hold: bool = False,
+        host: str | None = None,
+        port: int | None = None,
+    ) -> None:
         member = self.members[name]
         member.phase = request.phase
         pairs = []
@@ -151,16 +161,26 @@ class FlowPlayer:
             peer = other if name == request.hub else name
             sent, received = request.message_bytes[peer]
             pairs.append(
-                {
-                    "peer": other,
-                    "secret": self._secrets[request.hub, peer],
-                    "messages": self.sizes.messages,
-                    "send_bytes": sent if name == request.hub else received,
-                    "receive_bytes": received if name == request.hub else sent,
-                }
+                FlowPair(
+                    peer=other,
+                    secret=self._secrets[request.hub, peer],
+                    messages=self.sizes.messages,
+                    send_bytes=sent if name == request.hub else received,
+                    receive_bytes=received if name == request.hub else sent,
+                )
             )
-        message = {"op": "line", "hub": request.hub, "address": self._addresses[name], "pairs": pairs}
-        self._fleet.send(member, message | self._timeouts | role)
+        asked = FlowRequest(
+            hub=request.hub,
+            address=self._addresses[name],
+            role=role,
+            pairs=tuple(pairs),
+            timeout_s=self._connect_s,
+            transfer_s=self._transfer_s,
+            hold=hold,
+            host=host,
+            port=port,
+        )
+        self._fleet.send(member, asked)
 
     def _wait(self, names: Sequence[str]) -> None:
         members = [self.members[name] for name in names]
@@ -187,14 +207,14 @@ class FlowPlayer:
             if name != hub or again or len(event["ports"]) != len(request.message_bytes):
                 raise ProtocolError(f"node {name} listens for flows that it was not asked for", node=name)
             for peer, port in zip(request.message_bytes, event["ports"], strict=True):
-                self._send(peer, request, {"role": "peer", "host": event["address"], "port": port}, [hub])
+                self._send(peer, request, "peer", [hub], host=event["address"], port=port)
                 self._asked.append(peer)
         elif kind == "line-ready":
             self._ready.add(hub)
             gave_up = self._answers.keys() & self._requests.keys()  # a hub that waits has not answered
             if self._ready == set(self._requests) and not gave_up:
                 for other in self._requests:
-                    self._fleet.send(self.members[other], {"op": "go"})
+                    self._fleet.send(self.members[other], GoRequest())
 
 
 def arrivals_of(answers: Answers, names: Sequence[str]) -> dict[str, dict[str, list[float]]] | str:

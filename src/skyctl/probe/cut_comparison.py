@@ -9,6 +9,7 @@ import skyctl
 from skyctl.errors import ProtocolError, WorkloadError
 from skyctl.probe.device_measurement import ProbeProgress
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
+from skyctl.probe.node.probe_requests import CompareRequest
 from skyctl.records.base import GIB
 from skyctl.records.profile import CutComparison, CutVerdict, Profile, ShapeProfile
 
@@ -53,8 +54,7 @@ def compare_on_a_node(
         )
     member = max(fitting, key=lambda one: (one.facts["cpus"], one.facts["memory_available_bytes"]))
     on_progress(member.node.name, "comparing the cut with the model", 0.0)
-    order = {"op": "compare", "samples": smallest.microbatch_size, "limit_s": LIMIT_S}
-    probes.send(member, order)
+    probes.send(member, CompareRequest(smallest.microbatch_size, LIMIT_S))
     answers: list[dict[str, Any]] = []
 
     def heard(other: DeviceProbe, event: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from skyctl.errors import SkyctlError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes, SessionLike
 from skyctl.probe.layer_shapes import distinct_layers, layer_kinds
 from skyctl.probe.node.probe_order import ProbeOrder
+from skyctl.probe.node.probe_requests import CountRequest, MeasureRequest, StopRequest
 from skyctl.probe.probe_messages import LayerFlops, check_timings, layer_flops
 from skyctl.probe.profile_cache import CachedTimings
 from skyctl.probe.resource_shares import assign_threads
@@ -143,24 +144,35 @@ def measure_devices(
     """
     layers = distinct_layers(shapes)
     kinds = layer_kinds(shapes, layers)
-    generic = bool(layers) and not any(layer["flops"] for layer in layers)
-    limits = {"budget_s": budget_s, "cap_s": cap_s}
+    generic = bool(layers) and not any(layer.flops for shape in shapes for layer in shape.layers)
     heard = partial(_hear, on_progress, layer_flops(shapes))
     members = probes.alive()
     counts = assign_threads(members)
     for member in members:
-        order = {"layers": known.order(member.id, layers), "kinds": kinds, "threads": counts.get(id(member))}
-        probes.send(member, _measure_order(member, known, generic) | order | limits)
+        cap_gib = member.node.memory_gib
+        request = MeasureRequest(
+            budget_s=budget_s,
+            cap_s=cap_s,
+            layers=known.to_measure(member.id, layers),
+            kinds=kinds,
+            threads=counts.get(id(member)),
+            generic=generic or known.generic(member.id),
+            handling=known.handles(member.id),
+            gloo=known.handles_gloo(member.id),
+            memory_bytes=None if cap_gib is None else cap_gib * GIB,
+            action_s=known.actions.get(member.id),
+        )
+        probes.send(member, request)
     sent = time.monotonic()
     probes.wait(members, ("passed", "measured", "timings"), cap_s, heard)
     now = time.monotonic()
     count_s = max(MORE * budget_s, now - sent)
     for member in probes.alive():
-        probes.send(member, {"op": "count", "seconds": count_s})
+        probes.send(member, CountRequest(count_s))
     left = [member for member in probes.alive() if not (member.done or member.measured)]
     probes.wait(left, ("measured", "timings"), cap_s, heard)
     for member in probes.alive():
-        probes.send(member, {"op": "stop"})
+        probes.send(member, StopRequest())
     probes.wait([m for m in probes.alive() if not m.measured], "timings", cap_s, heard)
 
 
@@ -180,16 +192,3 @@ def _hear(on_progress: ProbeProgress, flops: LayerFlops, member: DeviceProbe, ev
         check_timings(member.node, event["timings"], flops)
         member.measured = event
         member.phase = "measured"
-
-
-def _measure_order(member: DeviceProbe, known: CachedTimings, generic: bool) -> dict[str, Any]:
-    """The order to measure, but for the layers and the limits of time."""
-    cap_gib = member.node.memory_gib
-    order: dict[str, Any] = {
-        "op": "measure",
-        "generic": generic or known.generic(member.id),
-        "handling": known.handles(member.id),
-        "gloo": known.handles_gloo(member.id),
-        "memory_bytes": None if cap_gib is None else cap_gib * GIB,
-    }
-    return order if member.id not in known.actions else order | {"action_s": known.actions[member.id]}

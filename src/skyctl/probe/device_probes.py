@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skyctl.agent.task_orders import write_order
+from skyctl.agent.task_orders import write_order, write_request
 from skyctl.errors import ProtocolError, SkyctlError, UnfitError
 from skyctl.probe.node.probe_order import ProbeOrder
+from skyctl.probe.node.probe_requests import ProbeRequest, QuitRequest
 from skyctl.probe.probe_messages import read_probe_message
 from skyctl.records.cluster import Node, device_id
 from skyctl.records.profile import NodeFailure
@@ -157,10 +158,10 @@ class DeviceProbes:
         """The members whose nodes have not failed, in the order they were started."""
         return [member for member in self.members if member.node.name not in self.failures]
 
-    def send(self, member: DeviceProbe, message: dict[str, Any]) -> None:
-        """Sends a message to a process; a failure is its node's."""
+    def send(self, member: DeviceProbe, request: ProbeRequest) -> None:
+        """Asks a process for something; a failure is its node's."""
         try:
-            member.task.send(message)
+            member.task.send(write_request(request))
         except (SkyctlError, OSError, EOFError) as exc:
             self.fail(member.node.name, exc)
 
@@ -239,7 +240,7 @@ class DeviceProbes:
         """Tells every process to end, then kills what still runs. Errors don't matter here."""
         for member in self.alive():
             with suppress(SkyctlError, OSError, EOFError):
-                member.task.send({"op": "quit"})
+                member.task.send(write_request(QuitRequest()))
         self._events.kill_all()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.records.problem import Tie
 from skyctl.records.profile import LayerCosts, Profile, ShapeProfile
 
@@ -52,9 +53,11 @@ def find_ties(workload: Workload) -> tuple[Tie, ...]:
     return tuple(Tie(layers=layers, bytes=float(nbytes)) for layers, nbytes in found.items())
 
 
-def distinct_layers(shapes: Sequence[ShapeProfile]) -> list[dict[str, Any]]:
+def distinct_layers(shapes: Sequence[ShapeProfile]) -> list[DistinctLayer]:
     """The first layer of each kind, in order, with its signature and needs by microbatch size."""
-    found: dict[int, dict[str, Any]] = {}
+    names: dict[int, str] = {}
+    signatures: defaultdict[int, dict[int, str]] = defaultdict(dict)
+    needs_bytes: defaultdict[int, dict[int, float]] = defaultdict(dict)
     seen: set[tuple[int, str]] = set()
     for shape in shapes:
         size = shape.microbatch_size
@@ -62,23 +65,25 @@ def distinct_layers(shapes: Sequence[ShapeProfile]) -> list[dict[str, Any]]:
             if (size, layer.signature) in seen:
                 continue
             seen.add((size, layer.signature))
-            empty = {"index": index, "name": layer.name, "flops": 0.0, "signatures": {}, "needs_bytes": {}}
-            entry = found.setdefault(index, empty)
-            entry["flops"] += layer.flops
-            entry["signatures"][str(size)] = layer.signature
-            entry["needs_bytes"][str(size)] = (
+            names.setdefault(index, layer.name)
+            signatures[index][size] = layer.signature
+            needs_bytes[index][size] = (
                 layer.state_bytes + layer.activation_bytes + layer.workspace_bytes + 2 * layer.output_bytes
             )
-    return [found[index] for index in sorted(found)]
+    return [
+        DistinctLayer(index, names[index], signatures[index], needs_bytes[index]) for index in sorted(names)
+    ]
 
 
-def layer_kinds(shapes: Sequence[ShapeProfile], layers: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+def layer_kinds(
+    shapes: Sequence[ShapeProfile], layers: Sequence[DistinctLayer]
+) -> dict[int, tuple[int, ...]]:
     """By microbatch size: which of the distinct layers each layer of the model is like."""
     found = {}
     for shape in shapes:
-        size = str(shape.microbatch_size)
-        numbers = {row["signatures"][size]: n for n, row in enumerate(layers) if size in row["signatures"]}
-        found[size] = [numbers[layer.signature] for layer in shape.layers]
+        size = shape.microbatch_size
+        numbers = {row.signatures[size]: n for n, row in enumerate(layers) if size in row.signatures}
+        found[size] = tuple(numbers[layer.signature] for layer in shape.layers)
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from skyctl.errors import ProtocolError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
+from skyctl.probe.node.probe_requests import LinkRequest
 from skyctl.probe.pairings import (
     NodePair,
     disjoint_pairs,
@@ -44,10 +45,12 @@ def measure_round(
     peers: dict[int, DeviceProbe] = {}
     asked: list[DeviceProbe] = []
 
-    def order(member: DeviceProbe, peer: DeviceProbe, **more: Any) -> None:
+    def ask(
+        member: DeviceProbe, peer: DeviceProbe, role: str, host: str | None = None, port: int | None = None
+    ) -> None:
         member.phase = f"its link with {peer.node.name}"
-        message = {"op": "link", "peer": peer.node.name, "secret": secret, "timeout_s": CONNECT_S}
-        probes.send(member, message | {"address": addresses[member.node.name]} | more)
+        address = addresses[member.node.name]
+        probes.send(member, LinkRequest(peer.node.name, secret, address, role, CONNECT_S, host, port))
 
     def handle(member: DeviceProbe, event: dict[str, Any]) -> None:
         peer = peers.get(id(member))
@@ -57,7 +60,7 @@ def measure_round(
             if all(one is not member for one in asked) or any(one is peer for one in expected):
                 name = member.node.name
                 raise ProtocolError(f"node {name} listens for a link that it was not asked for", node=name)
-            order(peer, member, role="connect", host=event["address"], port=event["port"])
+            ask(peer, member, "connect", event["address"], event["port"])
             expected.append(peer)
         elif event.get("event") == "link":
             if "error" not in event and not {"latency_s", "bandwidth_bytes_per_s"} <= set(event):
@@ -70,7 +73,7 @@ def measure_round(
         if a.node.name in probes.failures or b.node.name in probes.failures:
             continue
         peers[id(a)], peers[id(b)] = b, a
-        order(a, b, role="listen")
+        ask(a, b, "listen")
         asked.append(a)
     probes.wait(asked, "link", CONNECT_S + MEASURE_S, handle)
     probes.wait([m for m in expected if id(m) not in answers], "link", CONNECT_S + MEASURE_S, handle)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from skyctl import __version__
 from skyctl.probe.device_probes import DeviceProbe
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.records.cluster import is_cpu
 from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile, ShapeProfile, unconverged
 
@@ -103,18 +104,15 @@ class CachedTimings:
         """Whether that device measures what messages cost it over Gloo."""
         return self.gloo and is_cpu(name)
 
-    def order(self, name: str, layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The layers as that device is told to measure them: with the sizes at which each is ``known``."""
+    def to_measure(self, name: str, layers: Sequence[DistinctLayer]) -> tuple[DistinctLayer, ...]:
+        """The layers as that device is asked to measure them: with the sizes at which each is ``known``."""
         lacking = self.lacking.get(name)
         if lacking is None:
-            return list(layers)
-        return [
-            {
-                **layer,
-                "known": [int(s) for s, sign in layer["signatures"].items() if (sign, int(s)) not in lacking],
-            }
+            return tuple(layers)
+        return tuple(
+            replace(layer, known=tuple(s for s, sign in layer.signatures.items() if (sign, s) not in lacking))
             for layer in layers
-        ]
+        )
 
     def complete(self, members: Sequence[DeviceProbe]) -> None:
         """Puts what is known to what each process has measured; what only kept others company goes."""

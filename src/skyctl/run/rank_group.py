@@ -13,11 +13,10 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from skyctl.agent.task_events import LogEvent
-from skyctl.agent.task_orders import write_order
+from skyctl.agent.task_orders import write_order, write_request
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.remote.agent_session import Session
@@ -53,6 +52,7 @@ from skyctl.worker.rank_events import (
     StoredEvent,
     SumSizes,
 )
+from skyctl.worker.rank_requests import BuildRequest, StartRequest, StopRequest
 
 RANK_MODULE = "skyctl.worker.rank"
 TICK_S = 0.5
@@ -134,7 +134,9 @@ class RankGroup:
                 rank.enter_phase("telling what is here", waiting=True)
                 if len(facts) == len(self._ranks):
                     self._hooks.facts(facts)
-                    self._send_all("build", "build")
+                    for waiting in self._ranks:
+                        waiting.task.send(write_request(BuildRequest()))
+                        waiting.enter_phase("build")
             elif isinstance(event, StoredEvent | KeyWantedEvent):
                 rendezvous.take(rank.task, event)
             elif isinstance(event, ReadyEvent):
@@ -155,10 +157,7 @@ class RankGroup:
         if len(claims) < len(self.specs) and (agreed is None or len(set(claims.values())) > 1):
             raise self._sums_error(claims)
         for rank in self._ranks:
-            told: dict[str, Any] = {"op": "start"}
-            if rank.spec.helps and agreed is not None:
-                told["sums"] = asdict(agreed)
-            rank.task.send(told)
+            rank.task.send(write_request(StartRequest(agreed if rank.spec.helps else None)))
             rank.enter_phase(f"{self.collected.unit} {self.collected.first}")
 
     def _sums_error(self, claims: Claims) -> SkyctlError:
@@ -237,7 +236,7 @@ class RankGroup:
             for reader in self._readers:
                 reader.may_end_early = True
             with suppress(SkyctlError):
-                self._ranks[0].task.send({"op": "stop"})
+                self._ranks[0].task.send(write_request(StopRequest()))
 
     def results(self) -> dict[int, RankResult]:
         """By rank, what it returned, as far as it has."""
@@ -270,11 +269,6 @@ class RankGroup:
         self._drain()
 
     # --- what ranks say
-
-    def _send_all(self, op: str, phase: str) -> None:
-        for rank in self._ranks:
-            rank.task.send({"op": op})
-            rank.enter_phase(phase)
 
     def _until_all_returned(self, deadline: float = math.inf) -> None:
         while any(rank.result is None for rank in self._ranks) and time.monotonic() < deadline:

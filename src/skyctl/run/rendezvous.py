@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from skyctl.agent.task_orders import write_request
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
+from skyctl.worker.rank_requests import StoredRequest
 
 
 class Rendezvous:
@@ -26,4 +28,4 @@ class Rendezvous:
             self._waiting[event.key].append(task)
             return
         for one in told:
-            one.send({"op": "stored", "key": event.key, "value": self._values[event.key]})
+            one.send(write_request(StoredRequest(event.key, self._values[event.key])))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TypeVar
 
 from skyctl.agent.task_events import to_message
+from skyctl.agent.task_orders import read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.errors import RunError
 from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
 from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import find_environment
 from skyctl.worker.rank_events import HeartbeatEvent
+from skyctl.worker.rank_requests import BuildRequest
 
+T = TypeVar("T")
 HEARTBEAT_S = 3.0
 
 
@@ -43,17 +46,23 @@ class LauncherLink:
     def tell_environment(self, device: str) -> None:
         """Tells what is found for that device, and waits until the rank may build anything."""
         self.channel.send(to_message(find_environment(device)))
-        self.expect("build")
+        self.expect(BuildRequest)
 
-    def expect(self, op: str) -> dict[str, Any]:
-        """Waits for what the launcher says next. Raises RunError where that is anything else."""
+    def expect(self, cls: type[T]) -> T:
+        """Waits for the request that the launcher makes next.
+
+        Raises:
+            RecordError: a field of it is missing, unknown or wrong.
+            RunError: the launcher says anything else.
+        """
+        op = cls.kind  # type: ignore[attr-defined]
         received = self.channel.recv(PEER_READY_TIMEOUT_S)
         if received is None or received[0].get("op") != op:
             said = "nothing" if received is None else repr(received[0].get("op"))
             raise RunError(
                 f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {said}"
             )
-        return received[0]
+        return read_request([cls], received[0])
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

@@ -4,17 +4,18 @@
 
     → rank RankOrder or HelperOrder             what ``main`` gets
     rank → EnvironmentEvent
-    → rank {"op": "build"}                      then only does it build anything
+    → rank BuildRequest                         then only does it build anything
     rank → StoredEvent, KeyWantedEvent          of the store over which ranks find each other
-    → rank {"op": "stored", "key", "value"}     once that key is set
+    → rank StoredRequest                        once that key is set
     rank → ReadyEvent                           built and connected
-    → rank {"op": "start"}                      a helper's with ``sums``: a ``SumSizes``
+    → rank StartRequest
     rank → StepEvent, ValidationEvent, CheckpointEvent, …
     rank → HeartbeatEvent                       every few seconds, from the start to the end
-    → rank {"op": "stop"}                       an early end: see below
+    → rank StopRequest                          an early end: see below
     rank → RankResult                           what ``main`` returns
 
-The orders are in ``rank_order``; the events, and what their figures mean, in ``rank_events``.
+The orders are in ``rank_order``, the requests in ``rank_requests``; the events, and what their figures mean,
+in ``rank_events``.
 
 Rank 0 decides on an early end: told to stop, it marks the last activation of the step under way, or of the
 next one, and every rank ends after that same step; other ranks need not be told.

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from skyctl.agent.message_fields import read_fields
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
+from skyctl.errors import RunError
 from skyctl.worker.checkpointer import resumed_step
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.ongoing_sum import OngoingSum
@@ -24,6 +24,7 @@ from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent, SumSizes
 from skyctl.worker.rank_order import HelperOrder, SumOrder
+from skyctl.worker.rank_requests import StartRequest
 from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_delay import SumDelay
@@ -132,7 +133,9 @@ class HelperRank:
         world.join()
         world.connect()
         link.channel.send(to_message(ReadyEvent()))
-        sizes = SumSizes(**read_fields(SumSizes, link.expect("start")["sums"], exact=True))
+        sizes = link.expect(StartRequest).sums
+        if sizes is None:
+            raise RunError("the launcher does not say how the sums are cut")
         self._helper = SumHelper(order.sync, sizes, world.peers)
         done = self._help(self._helper)
         self._progress.phase = "end"

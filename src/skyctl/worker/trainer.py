@@ -45,6 +45,7 @@ from skyctl.worker.rank_events import (
     ReadyEvent,
 )
 from skyctl.worker.rank_order import RankOrder, SumOrder
+from skyctl.worker.rank_requests import StartRequest, StopRequest
 from skyctl.worker.replicas import close_replicas, end_offer, offer_replicas
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import make_stage_io
@@ -391,7 +392,7 @@ class Trainer:
         kept = [] if self._batches.is_only_pipeline else executor.stage.layers
         sketches = sketch_layers(kept, self._start, self._spec.seed)
         self._channel.send(to_message(ReadyEvent(sums, sketches)))
-        self._link.expect("start")
+        self._link.expect(StartRequest)
         loop = TrainingLoop(
             executor=executor,
             maker=maker,
@@ -412,7 +413,7 @@ class Trainer:
 
     def _check_for_stop(self) -> bool:
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:
-            self._stop_requested = message[0].get("op") == "stop"
+            self._stop_requested = message[0].get("op") == StopRequest.kind
         return self._stop_requested
 
     def _save_weights(self, stage: PipelineStage, path: Path) -> str | None:

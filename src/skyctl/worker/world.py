@@ -24,6 +24,7 @@ from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
 from skyctl.worker.rank_order import WorldOrder
+from skyctl.worker.rank_requests import StoredRequest
 from skyctl.worker.trace_recorder import TraceRecorder
 
 _c10d: Any = dist  # Store is not in torch's type stubs
@@ -54,8 +55,8 @@ class LauncherStore(_c10d.Store):  # type: ignore[misc]
         if key not in self._values:
             self._link.channel.send(to_message(KeyWantedEvent(key)))
             while key not in self._values:
-                answer = self._link.expect("stored")
-                self._values[str(answer["key"])] = bytes.fromhex(answer["value"])
+                answer = self._link.expect(StoredRequest)
+                self._values[answer.key] = bytes.fromhex(answer.value)
         return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002

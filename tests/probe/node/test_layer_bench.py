@@ -9,7 +9,8 @@ from tests.probe.node.coordinators import Alone
 from torch import nn
 
 from skyctl.probe.node.layer_bench import LayerBench
-from skyctl.probe.node.layer_windows import DistinctLayer, LayerWindow
+from skyctl.probe.node.layer_windows import LayerWindow
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.node.repetitions import ChainRepetition, SplitRepetition
 from skyctl.probe.node.samples import ENOUGH_BLOCKS, LEAST_OWN_SHARE
 from skyctl.probe.node.window_bench import LayerBudget, WindowBench

@@ -15,11 +15,11 @@ from skyctl.probe.node.layer_bench import LayerBench
 from skyctl.probe.node.layer_windows import (
     MOST_IN_FLIGHT,
     MOST_WINDOW_BYTES,
-    DistinctLayer,
     LayerWindow,
     choose_windows,
     single_layer_windows,
 )
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.node.repetitions import ChainRepetition
 from skyctl.probe.node.window_bench import WindowBench
 from skyctl.workload.workload import Workload, load_workload

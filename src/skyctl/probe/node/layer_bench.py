@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skyctl.probe.node.call_overhead import CallOverhead
-from skyctl.probe.node.layer_windows import DistinctLayer
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.node.samples import TARGET_INTERVAL, ClockScale, LayerKey, timing_figures
 from skyctl.probe.node.wall_cpu_ratio import drain_burst
 from skyctl.probe.node.window_bench import OPTIMIZER_SHARE, LayerBudget, WindowBench

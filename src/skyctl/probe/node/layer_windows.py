@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 MOST_LAYERS = 4
 """Layers, where they fit: a call's own cost is then shared as in a stage."""
@@ -92,26 +91,3 @@ def single_layer_windows(window: LayerWindow) -> list[LayerWindow]:
     """Windows of one layer each, one for every kind in that window."""
     first = {kind: index for index, kind in reversed(list(zip(window.layers, window.kinds, strict=True)))}
     return [LayerWindow((index,), (kind,)) for kind, index in sorted(first.items(), key=lambda kv: kv[1])]
-
-
-@dataclass(frozen=True)
-class DistinctLayer:
-    """One distinct layer, the first of its kind, at the microbatch sizes to measure.
-
-    ``signatures`` and ``needs_bytes`` (what running it takes) are by microbatch size. ``known``: sizes at
-    which it is only run as company for others.
-    """
-
-    index: int
-    name: str
-    signatures: dict[int, str]
-    needs_bytes: dict[int, float]
-    known: frozenset[int] = frozenset()
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> DistinctLayer:
-        """From the launcher's JSON, whose keys are strings."""
-        signatures = {int(size): str(signature) for size, signature in raw["signatures"].items()}
-        needs = {int(size): float(needed) for size, needed in raw["needs_bytes"].items()}
-        known = frozenset(int(size) for size in raw.get("known", ()))
-        return cls(int(raw["index"]), str(raw["name"]), signatures, needs, known)

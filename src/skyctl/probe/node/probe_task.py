@@ -1,7 +1,7 @@
 """The node's end of a probe: one process a device, told what to measure (``skyctl.probe.node.probe_task``).
 
-One process for everything, because importing torch costs seconds where CPU time is rationed. Orders come as
-``{"op": …}``, by which the launcher (``probe/device_measurement.py``) keeps all devices in step:
+One process for everything, because importing torch costs seconds where CPU time is rationed. By its requests
+(``probe_requests``) the launcher (``probe/device_measurement.py``) keeps all devices in step:
 
 * ``measure`` → ``progress``…, ``passed`` and more until ``count``, ``measured`` and more until ``stop``
   → ``timings``;
@@ -29,15 +29,26 @@ import_torch()
 
 import torch  # noqa: E402 - after that
 
-from skyctl.agent.task_orders import read_order  # noqa: E402
+from skyctl.agent.task_orders import read_order, read_request  # noqa: E402
 from skyctl.device import node_facts  # noqa: E402
 from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
 from skyctl.device.process_memory import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import device_speed, link_speed, load_counters, message_overhead  # noqa: E402
 from skyctl.probe.node.layer_bench import LayerBench  # noqa: E402
-from skyctl.probe.node.layer_windows import DistinctLayer  # noqa: E402
 from skyctl.probe.node.probe_order import ProbeOrder  # noqa: E402
+from skyctl.probe.node.probe_requests import (  # noqa: E402
+    PROBE_REQUESTS,
+    CompareRequest,
+    CountRequest,
+    FlowPair,
+    FlowRequest,
+    GoRequest,
+    LinkRequest,
+    MeasureRequest,
+    QuitRequest,
+    StopRequest,
+)
 from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
@@ -108,7 +119,7 @@ def _send_heartbeats(channel: LauncherChannel, quitting: threading.Event) -> Non
 
 
 class _ProbeServer:
-    """Follows the launcher's orders for one device; it is the ``PassCoordinator`` of its own bench."""
+    """Does what the launcher asks of one device; it is the ``PassCoordinator`` of its own bench."""
 
     def __init__(
         self,
@@ -132,20 +143,31 @@ class _ProbeServer:
         """What ``nvidia-smi`` told of the device before this process used it."""
 
     def serve(self) -> None:
-        """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
-        orders = {"compare": self.compare, "measure": self.measure, "link": self.link, "line": self.line}
+        """Answers requests until the last; one that comes too late (a ``go``, a ``stop``) asks nothing.
+
+        Raises:
+            RecordError: a field of a request is missing, unknown or wrong.
+        """
         while True:
             got = self._channel.recv(None)
             if got is None:
                 continue
-            if got[0]["op"] == "quit":
+            request = read_request(PROBE_REQUESTS, got[0])
+            if isinstance(request, QuitRequest):
                 return
-            follow = orders.get(got[0]["op"])
-            if follow is not None:
-                follow(got[0])
-                give_back_freed_memory()
+            if isinstance(request, CompareRequest):
+                self.compare(request)
+            elif isinstance(request, MeasureRequest):
+                self.measure(request)
+            elif isinstance(request, LinkRequest):
+                self.link(request)
+            elif isinstance(request, FlowRequest):
+                self.line(request)
+            else:
+                continue
+            give_back_freed_memory()
 
-    def compare(self, order: dict[str, Any]) -> None:
+    def compare(self, request: CompareRequest) -> None:
         """Trains the model whole and cut, in its own dtype; a difference is the answer's ``error``."""
         from skyctl.worker.cut_check.comparison import NOT_COMPARED, compare_cut
 
@@ -156,20 +178,19 @@ class _ProbeServer:
             assert spec is not None
             if spec.dtype != "float32":  # the boundaries that it was sent have that dtype
                 workload = load_workload(replace(spec, dtype="float32", boundaries=None))
-            limit_s = float(order["limit_s"])
-            answer |= compare_cut(workload, self._device, int(order["samples"]), limit_s).to_dict()
+            answer |= compare_cut(workload, self._device, request.samples, request.limit_s).to_dict()
         except SkyctlError as exc:
             answer |= {"error": exc.message, "hint": exc.hint}
         except (MemoryError, torch.OutOfMemoryError):
             answer |= {"verdict": NOT_COMPARED, "reason": "there was too little memory for it"}
         self._channel.send(answer)
 
-    def measure(self, order: dict[str, Any]) -> None:
+    def measure(self, request: MeasureRequest) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
         self._stopped, self._count_s = False, None
-        budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
-        if order.get("threads"):
-            torch.set_num_threads(int(order["threads"]))
+        budget_s, cap_s = request.budget_s, request.cap_s
+        if request.threads is not None:
+            torch.set_num_threads(request.threads)
         threads = torch.get_num_threads()
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         counters = load_counters.LoadCounters()
@@ -178,9 +199,9 @@ class _ProbeServer:
             self.progress(0, 1, "matrix products")
             result["flops_per_s"] = self._flops_per_s(budget_s / 2, cap_s, told=False)
         else:
-            bench = self._measure_layers(self._workload, order, result)
+            bench = self._measure_layers(self._workload, request, result)
             left_out_s = bench.left_out_s()
-            if order.get("generic"):  # layers without a matrix product tell nothing of flops
+            if request.generic:  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
         result["watched"] = counters.read() | {
@@ -190,12 +211,12 @@ class _ProbeServer:
         }
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
-        if order.get("handling", True):
+        if request.handling:
             self.progress(0, 1, "messages")
             ratio = message_overhead.quota_ratio(self._cpus)
             adding_s = device_speed.measure_reduce_byte_s(self._device, ratio)
             result |= {"reduce_byte_s": adding_s, **self._message_costs(BACKEND, adding_s)}
-            if order.get("gloo"):
+            if request.gloo:
                 self.progress(0, 1, "messages over Gloo")
                 try:
                     result["gloo"] = self._message_costs(GLOO, adding_s)
@@ -221,11 +242,11 @@ class _ProbeServer:
         }
 
     def _measure_layers(
-        self, workload: Workload, order: dict[str, Any], result: dict[str, Any]
+        self, workload: Workload, request: MeasureRequest, result: dict[str, Any]
     ) -> LayerBench:
-        """Times the layers of an order, into ``timings`` and ``action_s`` of the result."""
+        """Times the layers of a request, into ``timings`` and ``action_s`` of the result."""
         memory = node_facts.device_memory(self._device)
-        cap_bytes = order.get("memory_bytes")
+        cap_bytes = request.memory_bytes
         usable = memory["memory_bytes"] if cap_bytes is None else min(memory["memory_bytes"], cap_bytes)
         windows = WindowBench(
             workload,
@@ -236,13 +257,17 @@ class _ProbeServer:
             quota=self._quota,
         )
         bench = LayerBench(windows)
-        layers = [DistinctLayer.from_dict(raw) for raw in order["layers"]]
-        kinds = {int(size): found for size, found in order["kinds"].items()}
-        known = "action_s" in order  # too little is measured now to tell the call overhead
-        budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
-        bench.measure(layers, budget_s, cap_s, self, kinds, with_call_overhead=not known)
+        layers, known_s = request.layers, request.action_s
+        bench.measure(
+            layers,
+            request.budget_s,
+            request.cap_s,
+            self,
+            request.kinds,
+            with_call_overhead=known_s is None,  # else too little is measured now to tell it
+        )
         ratio = bench.wall_cpu_ratio() or 1.0
-        action_s = float(order["action_s"]) / ratio if known else bench.action_s()
+        action_s = bench.action_s() if known_s is None else known_s / ratio
         result |= {"timings": bench.timings(layers, action_s), "action_s": action_s * ratio}
         return bench
 
@@ -260,10 +285,11 @@ class _ProbeServer:
 
     def _hear(self, timeout_s: float | None = 0.0) -> None:
         got = None if self._stopped else self._channel.recv(timeout_s)
-        if got is not None and got[0].get("op") == "stop":
+        request = None if got is None else read_request(PROBE_REQUESTS, got[0])
+        if isinstance(request, StopRequest):
             self._stopped = True
-        elif got is not None and got[0].get("op") == "count":
-            self._count_s = float(got[0]["seconds"])
+        elif isinstance(request, CountRequest):
+            self._count_s = request.seconds
 
     def stopped(self) -> bool:
         """Whether the launcher has said that all devices are done."""
@@ -287,20 +313,20 @@ class _ProbeServer:
         """Tells the launcher which layer is under way."""
         self._channel.send({"event": "progress", "done": done, "of": of, "what": what})
 
-    def link(self, order: dict[str, Any]) -> None:
+    def link(self, request: LinkRequest) -> None:
         """Measures a link with one peer; what goes wrong is the answer's ``error`` and ends nothing else."""
-        timeout_s = float(order["timeout_s"])
-        connection = self._connection(order, 30.0)
-        answer: dict[str, Any] = {"event": "link", "peer": order["peer"]}
+        timeout_s, address = request.timeout_s, request.address
+        connection = self._connection(request.peer, request.secret, 30.0)
+        answer: dict[str, Any] = {"event": "link", "peer": request.peer}
+        listens = request.role == "listen"
         try:
-            address = str(order["address"])
-            if order["role"] == "listen":
+            if listens:
                 port = connection.listen(address)
                 self._channel.send({"event": "listening", "address": address, "port": port})
                 connection.accept(timeout_s)
             else:
-                connection.connect(str(order["host"]), int(order["port"]), address, timeout_s)
-            figures = link_speed.measure_link(connection, order["role"] == "listen", self._message_device())
+                connection.connect(*_place_of_peer(request), address, timeout_s)
+            figures = link_speed.measure_link(connection, listens, self._message_device())
             connection.close(graceful=True)
             answer |= {
                 "latency_s": figures.latency_s,
@@ -318,24 +344,24 @@ class _ProbeServer:
             connection.close()
         self._channel.send(answer)
 
-    def line(self, order: dict[str, Any]) -> None:
+    def line(self, request: FlowRequest) -> None:
         """Takes part in a hub's flows, as the hub or a peer; what goes wrong is the answer's ``error``."""
-        timeout_s, address = float(order["timeout_s"]), str(order["address"])
+        timeout_s, address = request.timeout_s, request.address
         connections = [
-            (self._connection(entry, float(order["transfer_s"])), _flow_spec(entry))
-            for entry in order["pairs"]
+            (self._connection(pair.peer, pair.secret, request.transfer_s), _flow_spec(pair))
+            for pair in request.pairs
         ]
-        answer: dict[str, Any] = {"event": "line", "hub": order["hub"]}
+        answer: dict[str, Any] = {"event": "line", "hub": request.hub}
         try:
-            if order["role"] == "hub":
+            if request.role == "hub":
                 ports = [connection.listen(address) for connection, _ in connections]
-                said = {"event": "line-listening", "hub": order["hub"], "address": address, "ports": ports}
+                said = {"event": "line-listening", "hub": request.hub, "address": address, "ports": ports}
                 self._channel.send(said)
-                hold = (lambda: self._hold(order)) if order.get("hold") else (lambda: None)
+                hold = (lambda: self._hold(request)) if request.hold else (lambda: None)
                 answer["arrivals"] = link_speed.run_hub(connections, timeout_s, self._message_device(), hold)
             else:
                 ((connection, flows),) = connections
-                connection.connect(str(order["host"]), int(order["port"]), address, timeout_s)
+                connection.connect(*_place_of_peer(request), address, timeout_s)
                 arrivals = link_speed.exchange_flows(connection, flows, None, self._message_device())
                 answer["arrivals"] = {connection.peer: arrivals}
                 connection.close(graceful=True)
@@ -346,25 +372,30 @@ class _ProbeServer:
                 connection.close()
         self._channel.send(answer)
 
-    def _hold(self, order: dict[str, Any]) -> None:
+    def _hold(self, request: FlowRequest) -> None:
         """Waits until the launcher, which starts other flows at the same time, says go."""
-        self._channel.send({"event": "line-ready", "hub": order["hub"]})
-        got = self._channel.recv(float(order["timeout_s"]))
-        if got is None or got[0].get("op") != "go":
+        self._channel.send({"event": "line-ready", "hub": request.hub})
+        got = self._channel.recv(request.timeout_s)
+        if got is None or not isinstance(read_request(PROBE_REQUESTS, got[0]), GoRequest):
             raise RunError("the other flows were not ready in time")
 
-    def _connection(self, order: dict[str, Any], timeout_s: float) -> PeerConnection:
-        device, secret = torch.device(self._device), str(order["secret"])
-        return PeerConnection(
-            str(order["peer"]), timeout_s, secret=secret, device=device, identity=self._identity
-        )
+    def _connection(self, peer: str, secret: str, timeout_s: float) -> PeerConnection:
+        device = torch.device(self._device)
+        return PeerConnection(peer, timeout_s, secret=secret, device=device, identity=self._identity)
 
     def _message_device(self) -> str:
         return self._device if torch.device(self._device).type == "cuda" else "cpu"
 
 
-def _flow_spec(entry: dict[str, Any]) -> link_speed.FlowSpec:
-    return link_speed.FlowSpec(int(entry["messages"]), int(entry["send_bytes"]), int(entry["receive_bytes"]))
+def _place_of_peer(request: LinkRequest | FlowRequest) -> tuple[str, int]:
+    """Where the peer listens that this end is to connect to."""
+    if request.host is None or request.port is None:
+        raise RunError(f"the request to be a {request.role!r} says no host and port to connect to")
+    return request.host, request.port
+
+
+def _flow_spec(pair: FlowPair) -> link_speed.FlowSpec:
+    return link_speed.FlowSpec(pair.messages, pair.send_bytes, pair.receive_bytes)
 
 
 def _error_text(exc: Exception) -> str:

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from skyctl.probe.node.call_overhead import CallOverhead, choose_window
-from skyctl.probe.node.layer_windows import DistinctLayer, LayerWindow, choose_windows, single_layer_windows
+from skyctl.probe.node.layer_windows import LayerWindow, choose_windows, single_layer_windows
+from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.node.repetition_timer import RepetitionTimer, collect_samples
 from skyctl.probe.node.repetitions import (
     ChainRepetition,
@@ -308,7 +309,7 @@ class WindowBench:
 
     def unconverged(self, layers: Sequence[DistinctLayer]) -> set[tuple[int, int]]:
         """Index and microbatch size of the layers whose mean is not known well enough yet."""
-        keys = {(layer.index, size) for layer in layers for size in set(layer.needs_bytes) - layer.known}
+        keys = {(layer.index, size) for layer in layers for size in set(layer.needs_bytes) - set(layer.known)}
         return self.layer_samples.unconverged(keys, self.timer.wall_cpu_ratio() is not None)
 
     def find_cheap_window(

@@ -1,0 +1,39 @@
+"""What the launcher tells a rank after its order: one frozen record each, read by ``agent.task_orders``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the rank has found is what its plan was made for: it may build its stage."""
+
+    kind: ClassVar[str] = "build"
+
+
+@dataclass(frozen=True)
+class StoredRequest:
+    """A key that the rank waits for, as another one has set it; ``value``: in hex."""
+
+    kind: ClassVar[str] = "stored"
+    key: StoreKey
+    value: StoreValue
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """All ranks are ready: the first step begins. ``sums``: what is summed, for a rank that only helps."""
+
+    kind: ClassVar[str] = "start"
+    sums: SumSizes | None = None
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """To the first rank: the run ends after the step under way, or the next one."""
+
+    kind: ClassVar[str] = "stop"
