@@ -12,6 +12,13 @@ import pytest
 from skyctl.agent.node_package import code_digest
 from skyctl.agent.task_orders import read_order, read_request, write_order, write_request
 from skyctl.checkpoint.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.replicator_requests import (
+    AdoptRequest,
+    FollowedPeer,
+    FollowRequest,
+    PullRequest,
+    PushedFile,
+)
 from skyctl.errors import MismatchError, RecordError, SkyctlError
 from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.probe.node.probe_requests import (
@@ -176,6 +183,9 @@ MEASURE = MeasureRequest(
         MEASURE,
         LinkRequest("b", "s", "192.0.2.1", "connect", 5.0, "192.0.2.2", 4000),
         FlowRequest("a", "192.0.2.1", "hub", (FlowPair("b", "s", 3, 10, 20),), 1.0, 2.0, hold=True),
+        PullRequest("192.0.2.2", 4000, "b", 60, 1, {3: "ab" * 32}, {3: 1 << 30}, id=7),
+        AdoptRequest(60, 1, {3: PushedFile(Path("/pushed"), "ab" * 32)}, id=8),
+        FollowRequest((FollowedPeer("192.0.2.2", 4000, "b"),), 2, {3: 1 << 30}),
         StartRequest(SumSizes((7_000_000_000, 5), 200, 0)),
         StoredRequest("listening/1/0", "00ff"),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from skyctl.agent.frames import FrameError
+from skyctl.checkpoint.replicator_requests import ListRequest
 from skyctl.errors import ProtocolError, RunError, SkyctlError, WorkloadError
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.measurement import Measurement
@@ -149,7 +150,7 @@ def test_what_a_replicator_sends() -> None:
         for session in sessions.values():
             session.discard = lambda _task: None
         group._tasks = {lies.LIAR: task}
-        number = group._send(lies.LIAR, {"op": "list"})
+        number = group._send(lies.LIAR, ListRequest())
         group._events._events.put(SimpleNamespace(key=lies.LIAR, value=lie, ended=False, task=task))
         group.take_events()
         for news in ended.values():
@@ -165,7 +166,7 @@ def test_what_a_replicator_sends() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"id": 2}, "order 2, which it was not given"),
+        ({"id": 2}, "request 2, which it was not made"),
         ({"id": 1, "steps": {"5": {"7": {"sha256": lies.SHA, "bytes": 1}}}}, "there is no such layer"),
         ({"id": 1, "steps": {"5": {"0": {"sha256": lies.SHA, "bytes": 1 << 30}}}}, "1000 are the most"),
         ({"id": 1, "steps": {"../5": {}}}, "'../5' is no number"),
@@ -173,9 +174,9 @@ def test_what_a_replicator_sends() -> None:
 )
 def test_an_answer_that_none_would_give(answer: lies.Message, words: str) -> None:
     from skyctl.remote.remote_task import read_task_message
-    from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS, ReplicatorOrders
+    from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS, ReplicatorRequests
 
-    orders = ReplicatorOrders({0: 1000})
+    orders = ReplicatorRequests({0: 1000})
     orders.give(orders.next_number(), lies.LIAR)
     orders.give(orders.next_number(), lies.HONEST)
     message = {"event": "answer", **answer}

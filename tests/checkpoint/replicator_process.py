@@ -76,7 +76,7 @@ class Node:
         return {"host": "127.0.0.1", "port": self.port, "node": self.name}
 
     def send(self, message: dict[str, Any]) -> None:
-        write_frame(self._file, {"limits": LIMITS, **message})  # type: ignore[arg-type]
+        write_frame(self._file, message)  # type: ignore[arg-type]
 
     def wait(self, kind: str, fits: Callable[[dict[str, Any]], bool] = lambda _event: True) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_S
@@ -89,8 +89,8 @@ class Node:
         raise AssertionError(f"{self.name}: no {kind} within {PATIENCE_S:.0f} s, only {self.events}")
 
     def ask(self, op: str, **more: Any) -> dict[str, Any]:
-        number = random.randrange(10**9)
-        self.send({"op": op, "id": number, **more})
+        number = random.randrange(10**8)
+        self.send(request(op, id=number, **more))
         return self.wait("answer", lambda event: event["id"] == number)
 
     def close(self) -> str:
@@ -117,6 +117,12 @@ class Node:
 
 
 Nodes = Callable[..., Node]
+
+
+def request(op: str, **more: Any) -> dict[str, Any]:
+    """What the launcher would send, without limits that matter."""
+    usual = {"pull": {"limits": LIMITS, "attempt": 0}, "adopt": {"attempt": 0}, "follow": {"limits": LIMITS}}
+    return {"op": op, **usual.get(op, {}), **more}
 
 
 def put(

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.replicator_process import PATIENCE_S, Nodes, put, whole
+from tests.checkpoint.replicator_process import PATIENCE_S, Nodes, put, request, whole
 
 from skyctl.checkpoint import layout
 from skyctl.remote.credentials import make_tls_certificate
@@ -36,8 +36,8 @@ def test_list_verify_prune_pin_forget(nodes: Nodes, tmp_path: Path) -> None:
     assert node.ask("pin", steps=[20])["pinned"] == [20]
     assert layout.prune_steps(node.folder, 2) == [40]
     assert node.ask("prune", keep_steps=[60])["removed"] == [20, 80]
-    assert "prune" in node.ask("prune")["error"]
-    assert "knows no 'dance'" in node.ask("dance")["error"]
+    assert "the request 'prune' can't be followed: no keep_steps" in node.ask("prune")["error"]
+    assert "the request is 'dance'; this task takes 'list' or" in node.ask("dance")["error"]
     assert node.ask("forget")["removed"] == [60]
     assert not node.folder.exists()
     node.send({"op": "stop"})
@@ -93,7 +93,7 @@ def test_pruned_in_the_middle_of_a_pull(nodes: Nodes, tmp_path: Path) -> None:
     """What is being sent arrives whole; what was not yet asked for is told to be missing."""
     one, two = nodes("n1"), nodes("n2")
     shas = put(one.folder, 60, range(6), size=20_000_000)
-    two.send({"op": "pull", "id": 1, "step": 60, "layers": shas, **one.address})
+    two.send(request("pull", id=1, step=60, layers=shas, **one.address))
     deadline = time.monotonic() + PATIENCE_S
     while not list(two.folder.rglob("*.part")) and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -108,7 +108,7 @@ def test_pruned_in_the_middle_of_a_pull(nodes: Nodes, tmp_path: Path) -> None:
 def test_pruned_where_it_is_pulled_to(nodes: Nodes, tmp_path: Path) -> None:
     one, two = nodes("n1"), nodes("n2")
     shas = put(one.folder, 60, range(6), size=20_000_000)
-    two.send({"op": "pull", "id": 1, "step": 60, "layers": shas, **one.address})
+    two.send(request("pull", id=1, step=60, layers=shas, **one.address))
     deadline = time.monotonic() + PATIENCE_S
     while not list(two.folder.rglob("*.part")) and time.monotonic() < deadline:
         time.sleep(0.001)

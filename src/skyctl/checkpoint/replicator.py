@@ -3,43 +3,50 @@
 ::
 
     replicator → ReplicatorListening
-    → replicator {"op": "list", "id", "named"}               named: all that manifests name, present or not
+    → replicator ListRequest
     replicator → ReplicatorAnswer with "steps": {STEP: {LAYER: {"sha256", "bytes", "attempt", "own"}}}
-    → replicator {"op": "verify", "id", "step", "layers": {LAYER: sha256 or null}}    null: as in its manifest
+    → replicator VerifyRequest
     replicator → ReplicatorAnswer with "whole": [LAYER], "damaged": {LAYER: why}
-    → replicator {"op": "pull", "id", "host", "port", "node", "step", "layers": {LAYER: sha256}, "attempt"}
-    → replicator {"op": "adopt", "id", "step", "layers": {LAYER: {"path", "sha256"}}, "attempt"}
+    → replicator PullRequest, AdoptRequest
     replicator → ReplicatorAnswer with "done": [LAYER], "failed": {LAYER: why}, "unwritable"
-    → replicator {"op": "follow", "peers": [{"host", "port", "node"}], "keep": K}      replaces the last one
+    → replicator FollowRequest
     replicator → LayersReplicated
     replicator → ReplicationFailed                           it keeps trying
-    → replicator {"op": "pin", "id", "steps": [STEP]}        followed first, never pruned
-    → replicator {"op": "prune", "id", "keep_steps": [STEP]}
+    → replicator PinRequest, PruneRequest, ForgetRequest
     replicator → ReplicatorAnswer with "removed": [STEP]
-    → replicator {"op": "forget", "id"}                      removes the run's folder
-    → replicator {"op": "stop"}                              ends the task
+    → replicator StopRequest                                 ends the task
 
-``adopt`` moves files that arrived over the launcher's sessions into their place. The answer to a request that
-fails has ``error``. The events are in ``replicator_events``. Followed nodes are copied from while no launcher
-is connected, too.
+The requests are in ``replicator_requests``, the events in ``replicator_events``. The answer to a request that
+fails has ``error``. Followed nodes are copied from while no launcher is connected, too.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from skyctl.agent.frames import CHUNK_BYTES
 from skyctl.agent.task_events import to_message
-from skyctl.agent.task_orders import read_order
+from skyctl.agent.task_orders import read_order, read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.atomic_file import UnwritableError, atomic_writer
 from skyctl.checkpoint.replicator_events import ReplicatorListening
 from skyctl.checkpoint.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.replicator_requests import (
+    REPLICATOR_REQUESTS,
+    AdoptRequest,
+    FollowRequest,
+    ListRequest,
+    PinRequest,
+    PruneRequest,
+    PullRequest,
+    ReplicatorRequest,
+    StopRequest,
+    VerifyRequest,
+)
 from skyctl.checkpoint.shard_client import (
     ReplicatorAddress,
     ReplicatorCredentials,
@@ -83,32 +90,24 @@ class CheckpointReplicator:
         """Answers requests until it is told to stop, or the agent is gone."""
         pinned = tuple(sorted(layout.pinned_steps(self._folder)))
         self._channel.send(to_message(ReplicatorListening(self._server.address, self._server.port, pinned)))
-        in_thread: dict[str, Callable[[Message], Message]] = {
-            "verify": self._verify,
-            "pull": self._pull,
-            "adopt": self._adopt,
-        }
-        immediately: dict[str, Callable[[Message], Message]] = {
-            "list": lambda message: {"steps": list_holdings(self._folder, named=bool(message.get("named")))},
-            "follow": self._follow,
-            "pin": self._pin,
-            "prune": self._prune,
-            "forget": self._forget,
-        }
         while True:
             received = self._channel.recv(None)
             if received is None:
                 continue
-            message = received[0]
-            op = str(message.get("op"))
-            if op == "stop":
+            try:
+                request = read_request(REPLICATOR_REQUESTS, received[0])
+            except RecordError as exc:
+                self._channel.send({"event": "answer", "id": received[0].get("id"), "error": exc.message})
+                continue
+            if isinstance(request, StopRequest):
                 return
-            if op in in_thread:
-                work = (in_thread[op], message)
-                name = f"replicator: {op}"
-                threading.Thread(target=self._answer_in_thread, args=work, daemon=True, name=name).start()
+            if isinstance(request, VerifyRequest | PullRequest | AdoptRequest):
+                name = f"replicator: {request.kind}"
+                threading.Thread(
+                    target=self._answer_in_thread, args=(request,), daemon=True, name=name
+                ).start()
             else:
-                self._answer(immediately.get(op, _answer_unknown), message)
+                self._answer(request)
 
     def close(self) -> None:
         """Stops listening and following. Idempotent."""
@@ -116,44 +115,57 @@ class CheckpointReplicator:
             follower.close()
         self._server.close()
 
-    def _answer_in_thread(self, act: Callable[[Message], Message], message: Message) -> None:
+    def _answer_in_thread(self, request: ReplicatorRequest) -> None:
         with self._transfer_slots, suppress(AgentGoneError):
-            self._answer(act, message)
+            self._answer(request)
 
-    def _answer(self, act: Callable[[Message], Message], message: Message) -> None:
+    def _answer(self, request: ReplicatorRequest) -> None:
         try:
-            answer = act(message)
+            answer = self._act(request)
         except SkyctlError as exc:
             answer = {"error": exc.message}
-        except (KeyError, ValueError, TypeError, AttributeError, OSError) as exc:
-            answer = {"error": f"{message.get('op')!r:.40} could not be done: {type(exc).__name__}: {exc}"}
-        if "id" in message or "error" in answer:
-            self._channel.send({"event": "answer", "id": message.get("id"), **answer})
+        except OSError as exc:
+            answer = {"error": f"{request.kind!r} could not be done: {type(exc).__name__}: {exc}"}
+        if request.id is not None or "error" in answer:
+            self._channel.send({"event": "answer", "id": request.id, **answer})
 
-    def _verify(self, message: Message) -> Message:
-        step = layout.parse_natural(message["step"])
+    def _act(self, request: ReplicatorRequest) -> Message:
+        if isinstance(request, ListRequest):
+            return {"steps": list_holdings(self._folder, named=request.named)}
+        if isinstance(request, VerifyRequest):
+            return self._verify(request)
+        if isinstance(request, PullRequest):
+            return self._pull(request)
+        if isinstance(request, AdoptRequest):
+            return self._adopt(request)
+        if isinstance(request, FollowRequest):
+            return self._follow(request)
+        if isinstance(request, PinRequest):
+            return self._pin(request)
+        if isinstance(request, PruneRequest):
+            return {"removed": layout.retain_steps(self._folder, set(request.keep_steps))}
+        return self._forget()
+
+    def _verify(self, request: VerifyRequest) -> Message:
         intact, damaged = [], {}
-        for key, sha256 in message["layers"].items():
-            fault = layout.find_fault(self._folder, step, layout.parse_index(key), sha256)
+        for layer, sha256 in request.layers.items():
+            fault = layout.find_fault(self._folder, request.step, layer, sha256)
             if fault is None:
-                intact.append(layout.parse_index(key))
+                intact.append(layer)
             else:
-                damaged[key] = fault
+                damaged[str(layer)] = fault
         return {"whole": intact, "damaged": damaged}
 
-    def _pull(self, message: Message) -> Message:
-        step, attempt = layout.parse_natural(message["step"]), layout.parse_natural(message.get("attempt", 0))
-        wanted = {
-            layout.parse_index(key): (str(sha256), attempt) for key, sha256 in message["layers"].items()
-        }
-        address = _parse_address(message)
+    def _pull(self, request: PullRequest) -> Message:
+        step = request.step
+        wanted = {layer: (sha256, request.attempt) for layer, sha256 in request.layers.items()}
+        address = ReplicatorAddress(request.host, request.port, request.node)
         failed: dict[int, SkyctlError] = {}
         self._clear_damaged(step, wanted)
         try:
             with ShardClient(address, self._credentials) as client:
-                limits = _parse_limits(message)
                 run_id = self._credentials.run_id
-                _, failed = fetch_shards(client, self._folder, step, wanted, limits, run_id)
+                _, failed = fetch_shards(client, self._folder, step, wanted, request.limits, run_id)
         except SkyctlError as exc:
             here = layout.held_shards(self._folder, [step]).get(step, {})
             for layer, (sha256, _) in wanted.items():
@@ -169,13 +181,12 @@ class CheckpointReplicator:
             if listed and layout.find_fault(self._folder, step, layer, sha256) is not None:
                 layout.layer_path(self._folder, step, layer).unlink(missing_ok=True)
 
-    def _adopt(self, message: Message) -> Message:
-        step, attempt = layout.parse_natural(message["step"]), layout.parse_natural(message.get("attempt", 0))
+    def _adopt(self, request: AdoptRequest) -> Message:
+        step, attempt = request.step, request.attempt
         failed: dict[int, SkyctlError] = {}
-        wanted = {layout.parse_index(key): file for key, file in message["layers"].items()}
         layout.make_step_folder(self._folder, step)
-        for layer, file in wanted.items():
-            source = Path(file["path"])
+        for layer, file in request.layers.items():
+            source = file.path
             try:
                 with (
                     source.open("rb") as given,
@@ -183,7 +194,7 @@ class CheckpointReplicator:
                 ):
                     while chunk := given.read(CHUNK_BYTES):
                         out.write(chunk)
-                    if out.digest.sha256 != file["sha256"]:
+                    if out.digest.sha256 != file.sha256:
                         raise RecordError(f"{source} is damaged: its SHA-256 is {out.digest.sha256[:12]}…")
                 layout.write_copy_manifest(
                     self._folder, step, layer, out.digest, attempt, self._credentials.run_id
@@ -193,12 +204,10 @@ class CheckpointReplicator:
                 failed[layer] = SkyctlError(f"{source} can't be read: {exc.strerror or exc}")
             except SkyctlError as exc:
                 failed[layer] = exc
-        return _transfer_answer(wanted, failed)
+        return _transfer_answer(request.layers, failed)
 
-    def _follow(self, message: Message) -> Message:
-        peers = [_parse_address(peer) for peer in message["peers"]]
-        keep = layout.parse_natural(message.get("keep", 2))
-        limits = _parse_limits(message)
+    def _follow(self, request: FollowRequest) -> Message:
+        peers = [ReplicatorAddress(peer.host, peer.port, peer.node) for peer in request.peers]
         for follower in self._followers:
             follower.close()
         self._followers = [
@@ -206,8 +215,8 @@ class CheckpointReplicator:
                 self._folder,
                 peer,
                 self._credentials,
-                keep=keep,
-                limits=limits,
+                keep=request.keep,
+                limits=request.limits,
                 slots=self._follower_slots,
                 send=self._channel.send,
                 poll_s=self._poll_s,
@@ -216,40 +225,18 @@ class CheckpointReplicator:
         ]
         return {"following": [peer.node for peer in peers]}
 
-    def _pin(self, message: Message) -> Message:
+    def _pin(self, request: PinRequest) -> Message:
         layout.make_folder(self._folder)
-        layout.pin_steps(self._folder, message["steps"])
+        layout.pin_steps(self._folder, request.steps)
         return {"pinned": sorted(layout.pinned_steps(self._folder))}
 
-    def _prune(self, message: Message) -> Message:
-        kept = {layout.parse_natural(step) for step in message["keep_steps"]}
-        return {"removed": layout.retain_steps(self._folder, kept)}
-
-    def _forget(self, _message: Message) -> Message:
+    def _forget(self) -> Message:
         for follower in self._followers:
             follower.close()
         self._followers = []
         removed = layout.list_steps(self._folder)
         layout.remove_run_folder(self._folder)
         return {"removed": removed}
-
-
-def _answer_unknown(message: Message) -> Message:
-    return {"error": f"a checkpoint replicator knows no {message.get('op')!r:.40}"}
-
-
-def _parse_address(values: Mapping[str, Any]) -> ReplicatorAddress:
-    return ReplicatorAddress(
-        str(values["host"]), layout.parse_natural(values["port"], 65536), str(values["node"])
-    )
-
-
-def _parse_limits(message: Mapping[str, Any]) -> dict[int, int]:
-    """By layer, the most bytes that its shard can have."""
-    return {
-        layout.parse_index(layer): layout.parse_natural(size, 1 << 62)
-        for layer, size in message["limits"].items()
-    }
 
 
 def _transfer_answer(wanted: Mapping[int, Any], failed: Mapping[int, SkyctlError]) -> Message:

@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from skyctl.agent.task_orders import write_order
+from skyctl.agent.task_orders import write_order, write_request
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.layout import HeldShard
 from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer, place_replicas, plan_transfers
@@ -25,6 +26,19 @@ from skyctl.checkpoint.replicator_events import (
     ReplicatorListening,
 )
 from skyctl.checkpoint.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.replicator_requests import (
+    AdoptRequest,
+    FollowedPeer,
+    FollowRequest,
+    ForgetRequest,
+    ListRequest,
+    PinRequest,
+    PruneRequest,
+    PushedFile,
+    ReplicatorRequest,
+    StopRequest,
+    VerifyRequest,
+)
 from skyctl.checkpoint.shard_client import POLL_S
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.files import home, make_private, safe_name
@@ -35,7 +49,7 @@ from skyctl.run.checkpoints.replicator_messages import (
     REPLICATOR_KINDS,
     ReplicatorEnded,
     ReplicatorNews,
-    ReplicatorOrders,
+    ReplicatorRequests,
 )
 from skyctl.transport.tls_identity import TlsIdentity
 
@@ -89,7 +103,7 @@ class ReplicatorGroup:
         self._listening: dict[str, ReplicatorListening] = {}
         self.pinned: frozenset[int] = frozenset()
         self._forgotten = False
-        self._orders = ReplicatorOrders(shard_limits)
+        self._requests = ReplicatorRequests(shard_limits)
 
     @property
     def nodes(self) -> list[str]:
@@ -164,13 +178,11 @@ class ReplicatorGroup:
         """
         nodes = [name for name in order if name in self._listening]
         for name, owners in place_replicas(nodes, replicas + 1, writers).items():
-            peers = [
-                {"host": self._listening[owner].address, "port": self._listening[owner].port, "node": owner}
-                for owner in owners
-            ]
+            there = ((owner, self._listening[owner]) for owner in owners)
+            peers = tuple(FollowedPeer(at.address, at.port, owner) for owner, at in there)
             with suppress(SkyctlError):
-                order = {"op": "follow", "peers": peers, "keep": keep, "limits": self._orders.limits}
-                self._tasks[name].send(order)
+                request = FollowRequest(peers, keep, self._requests.limits)
+                self._tasks[name].send(write_request(request))
 
     def holdings(
         self, limit_s: float = LIST_S, *, named: bool = False
@@ -180,7 +192,7 @@ class ReplicatorGroup:
         Args:
             named: also files that are gone or truncated: ``damaged`` and ``bring`` say so.
         """
-        orders = {name: {"op": "list", "named": named} for name in self.nodes}
+        requests = dict.fromkeys(self.nodes, ListRequest(named=named))
         return {
             name: {
                 step: {
@@ -189,7 +201,7 @@ class ReplicatorGroup:
                 }
                 for step, layers in (answer.steps or {}).items()
             }
-            for name, answer in self._ask_all(orders, limit_s).items()
+            for name, answer in self._ask_all(requests, limit_s).items()
             if isinstance(answer, ReplicatorAnswer)
         }
 
@@ -198,17 +210,13 @@ class ReplicatorGroup:
 
         A node that does not answer has none of them.
         """
-        orders = {
-            name: {
-                "op": "verify",
-                "step": point.step,
-                "layers": {str(i): point.layers[i].sha256 for i in layers},
-            }
+        requests = {
+            name: VerifyRequest(point.step, {layer: point.layers[layer].sha256 for layer in layers})
             for name, layers in used.items()
             if layers
         }
         found: dict[str, dict[int, str]] = {}
-        for name, answer in self._ask_all(orders, TRANSFER_S).items():
+        for name, answer in self._ask_all(requests, TRANSFER_S).items():
             if isinstance(answer, SkyctlError):
                 found[name] = dict.fromkeys(used[name], answer.message)
             elif answer.damaged:
@@ -239,8 +247,8 @@ class ReplicatorGroup:
                 by_source.setdefault(transfer.source, []).append(transfer)
             for source, needs in by_source.items():
                 if source in self._listening:
-                    order = self._orders.pull(point, self._listening[source], source, needs)
-                    asked[self._send(name, order)] = (name, needs)
+                    request = self._requests.pull(point, self._listening[source], source, needs)
+                    asked[self._send(name, request)] = (name, needs)
                 else:
                     missing += [(name, need, "") for need in needs]
         for number, answer in self._gather(list(asked), TRANSFER_S).items():
@@ -279,13 +287,9 @@ class ReplicatorGroup:
                     return fault  # the receiver would take it for its own
                 local = layout.layer_path(copies, point.step, need.layer)
                 path = self._sessions[name].push(local, need.sha256, keep=False)
-                order = {
-                    "op": "adopt",
-                    "step": point.step,
-                    "attempt": point.attempt,
-                    "layers": {str(need.layer): {"path": path, "sha256": need.sha256}},
-                }
-                answer = self._ask_all({name: order}, TRANSFER_S)[name]
+                pushed = PushedFile(Path(path), need.sha256)
+                request = AdoptRequest(point.step, point.attempt, {need.layer: pushed})
+                answer = self._ask_all({name: request}, TRANSFER_S)[name]
         except (SkyctlError, KeyError, OSError) as exc:
             if isinstance(exc, NodeError) and exc.node == name:
                 raise
@@ -297,7 +301,7 @@ class ReplicatorGroup:
 
     def prune(self, kept: Collection[int]) -> None:
         """Removes all other steps everywhere."""
-        self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, LIST_S)
+        self._ask_all(dict.fromkeys(self.nodes, PruneRequest(tuple(sorted(kept)))), LIST_S)
 
     def pin(self, steps: Collection[int]) -> None:
         """Those are kept whatever nodes prune by themselves, and no others any more. Does not wait.
@@ -306,19 +310,19 @@ class ReplicatorGroup:
         """
         for name in self.nodes if not self._forgotten else ():
             with suppress(SkyctlError):
-                self._tasks[name].send({"op": "pin", "steps": sorted(steps)})
+                self._tasks[name].send(write_request(PinRequest(tuple(sorted(steps)))))
 
     def forget(self, limit_s: float = LIST_S) -> dict[str, SkyctlError]:
         """Removes the run's folder on every node; where that failed, and why."""
         self._forgotten = True
-        answers = self._ask_all({name: {"op": "forget"} for name in self.nodes}, limit_s)
+        answers = self._ask_all(dict.fromkeys(self.nodes, ForgetRequest()), limit_s)
         return {name: answer for name, answer in answers.items() if isinstance(answer, SkyctlError)}
 
     def close(self) -> None:
         """Ends them all. What they hold stays; of what they were just taking nothing is left."""
         for task in self._tasks.values():
             with suppress(SkyctlError):
-                task.send({"op": "stop"})
+                task.send(write_request(StopRequest()))
         deadline = time.monotonic() + STOP_S
         while time.monotonic() < deadline and any(
             not task.ended and self._is_heard(name) for name, task in self._tasks.items()
@@ -380,25 +384,25 @@ class ReplicatorGroup:
             self._listening[name] = event
             self.pinned |= set(event.pinned)
         elif isinstance(event, ReplicatorAnswer):
-            self._orders.take(name, event)
+            self._requests.take(name, event)
         elif isinstance(event, LayersReplicated | ReplicationFailed):
             self._on_news(name, event)
 
-    def _send(self, name: str, order: Message) -> int:
-        number = self._orders.next_number()
+    def _send(self, name: str, request: ReplicatorRequest) -> int:
+        number = self._requests.next_number()
         task = self._tasks.get(name)
         try:
             if task is None:
                 raise RunError(f"node {name} has no checkpoint replicator any more")
-            task.send({**order, "id": number})
+            task.send(write_request(replace(request, id=number)))
         except SkyctlError as exc:
-            self._orders.answers[number] = exc
+            self._requests.answers[number] = exc
         else:
-            self._orders.give(number, name)
+            self._requests.give(number, name)
         return number
 
     def _gather(self, numbers: Collection[int], limit_s: float) -> dict[int, ReplicatorAnswer | SkyctlError]:
-        asked, answers, deadline = self._orders.asked, self._orders.answers, time.monotonic() + limit_s
+        asked, answers, deadline = self._requests.asked, self._requests.answers, time.monotonic() + limit_s
         while any(number not in answers for number in numbers):
             self._take(min(0.5, max(0.0, deadline - time.monotonic())))
             for number in numbers:
@@ -416,9 +420,9 @@ class ReplicatorGroup:
         return {number: answers.pop(number) for number in numbers}
 
     def _ask_all(
-        self, orders: Mapping[str, Message], limit_s: float
+        self, requests: Mapping[str, ReplicatorRequest], limit_s: float
     ) -> dict[str, ReplicatorAnswer | SkyctlError]:
-        ids = {self._send(name, order): name for name, order in orders.items()}
+        ids = {self._send(name, request): name for name, request in requests.items()}
         return {ids[number]: answer for number, answer in self._gather(list(ids), limit_s).items()}
 
 

@@ -1,10 +1,9 @@
-"""What a node's checkpoint replicator sends, and what it is ordered; refuses answers that none would give."""
+"""What a node's checkpoint replicator sends, and what it is asked; refuses answers that none would give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from skyctl.agent.task_events import DoneEvent, LogEvent
 from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer
@@ -14,6 +13,7 @@ from skyctl.checkpoint.replicator_events import (
     ReplicatorAnswer,
     ReplicatorListening,
 )
+from skyctl.checkpoint.replicator_requests import PullRequest
 from skyctl.errors import ProtocolError, SkyctlError
 
 _EVENTS = (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed, LogEvent, DoneEvent)
@@ -31,30 +31,27 @@ class ReplicatorEnded:
 ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
 
 
-class ReplicatorOrders:
-    """Orders by number, to whom each was given, and the answers that somebody waits for.
-
-    ``limits``: by layer, as orders have them, the most bytes that its file can have.
+class ReplicatorRequests:
+    """Requests by number, to whom each was made, and the answers that somebody waits for.
 
     Args:
-        shard_limits: the same by the layers' numbers.
+        limits: by layer, the most bytes that its file can have.
     """
 
-    def __init__(self, shard_limits: Mapping[int, int]) -> None:
-        self._shard_limits = shard_limits
-        self.limits = {str(layer): size for layer, size in shard_limits.items()}
+    def __init__(self, limits: Mapping[int, int]) -> None:
+        self.limits = limits
         self._number = 0
         self._given: dict[int, str] = {}
         self.asked: dict[int, str] = {}
         self.answers: dict[int, ReplicatorAnswer | SkyctlError] = {}
 
     def next_number(self) -> int:
-        """The number of the next order."""
+        """The number of the next request."""
         self._number += 1
         return self._number
 
     def give(self, number: int, node: str) -> None:
-        """That order was sent to that node's replicator; its answer is waited for."""
+        """That request was sent to that node's replicator; its answer is waited for."""
         self.asked[number] = self._given[number] = node
 
     def pull(
@@ -63,34 +60,33 @@ class ReplicatorOrders:
         address: ReplicatorListening,
         source: str,
         needs: Sequence[ShardTransfer],
-    ) -> dict[str, Any]:
-        """The order to fetch those files from the replicator of the node ``source``."""
-        return {
-            "op": "pull",
-            "host": address.address,
-            "port": address.port,
-            "node": source,
-            "step": point.step,
-            "attempt": point.attempt,
-            "layers": {str(need.layer): need.sha256 for need in needs},
-            "limits": self.limits,
-        }
+    ) -> PullRequest:
+        """The request to fetch those files from the replicator of the node ``source``."""
+        return PullRequest(
+            host=address.address,
+            port=address.port,
+            node=source,
+            step=point.step,
+            attempt=point.attempt,
+            layers={need.layer: need.sha256 for need in needs},
+            limits=self.limits,
+        )
 
     def take(self, node: str, event: ReplicatorAnswer) -> None:
         """An answer has come.
 
         Raises:
-            ProtocolError: the node was given no such order, or has answered before, or lists files that no
+            ProtocolError: the node was made no such request, or has answered before, or lists files that no
                 layer of the model has.
         """
         if event.id is None:
             return
         if self._given.get(event.id) != node:
-            raise ProtocolError(f"node {node} answered order {event.id}, which it was not given", node=node)
+            raise ProtocolError(f"node {node} answered request {event.id}, which it was not made", node=node)
         del self._given[event.id]
         for step, layers in (event.steps or {}).items():
             for layer, shard in layers.items():
-                limit = self._shard_limits.get(layer, -1)
+                limit = self.limits.get(layer, -1)
                 if shard.bytes > limit:
                     known = f"{limit} are the most" if limit >= 0 else "there is no such layer"
                     raise ProtocolError(
