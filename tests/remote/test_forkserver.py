@@ -165,12 +165,14 @@ def test_modules_that_start_threads(home: Path, tmp_path: Path, monkeypatch: pyt
 def test_a_fork_that_has_lost_its_accelerator_starts_its_tasks_anew(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_env: Env
 ) -> None:
-    """As torch tells it when its CUDA was touched before the fork."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").touch()
-    (tmp_path / "torch" / "cuda.py").write_text("def _is_in_bad_fork():\n    return True\n")
+    """As torch tells it when its accelerator was touched before the fork."""
+    (tmp_path / "torch.py").write_text(
+        "from types import SimpleNamespace as Offers\n"
+        "accelerator = Offers(current_accelerator=lambda: Offers(type='xpu'))\n"
+        "xpu = Offers(_is_in_bad_fork=lambda: True)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    forkserver = ForkServerClient((*LIGHT, "torch.cuda"))
+    forkserver = ForkServerClient((*LIGHT, "torch"))
     try:
         with open_session(LOCAL, OPTIONS, lambda node, _: ForkedConnection(node, forkserver)) as session:
             assert parent(session.hello.pid) == forkserver.pid

@@ -156,8 +156,6 @@ def _run_for_status(action: Callable[[], int | None]) -> int:
 
 
 MAX_MESSAGE_BYTES = 64 << 10
-FORK_UNSAFE_ACCELERATORS = ("cuda", "xpu")
-"""Torch's accelerators that can't be used after a fork where they were used before it."""
 
 
 @dataclass
@@ -187,8 +185,9 @@ def can_fork_task(package: Path, env: Mapping[str, str]) -> bool:
 
 def _is_accelerator_lost() -> bool:
     """Whether an accelerator was used, or only counted, before the fork: torch refuses it after that."""
-    there = (sys.modules.get(f"torch.{kind}") for kind in FORK_UNSAFE_ACCELERATORS)
-    return any(getattr(module, "_is_in_bad_fork", bool)() for module in there)
+    torch: Any = sys.modules.get("torch")
+    current = torch.accelerator.current_accelerator() if torch is not None else None
+    return current is not None and bool(getattr(getattr(torch, current.type), "_is_in_bad_fork", bool)())
 
 
 def fork_task(module: str, env: Mapping[str, str], tags: Mapping[str, str], control: int, output: int) -> int:

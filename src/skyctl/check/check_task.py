@@ -80,10 +80,12 @@ def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from skyctl.device.accelerator import list_accelerators
     from skyctl.device.dtype_support import TRIED_DTYPES, find_dtype_support
-    from skyctl.device.node_facts import accelerators
 
-    there = [{**found, "memory_bytes": _accelerator_bytes(torch, found["id"])} for found in accelerators()]
+    there = [
+        {**found, "memory_bytes": _accelerator_bytes(torch, found["id"])} for found in list_accelerators()
+    ]
     there.append({"id": "cpu:0", "name": "cpu", "memory_bytes": None})
     known = [str(device["id"]) for device in there]
     wanted = known if devices is None else [d if ":" in d else f"{d}:0" for d in devices]
@@ -106,9 +108,10 @@ def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:
 
 
 def _accelerator_bytes(torch: Any, device: str) -> int | None:
-    kind, _, index = device.partition(":")
+    from skyctl.device.accelerator import free_and_total_bytes
+
     with suppress(Exception):  # not every kind of accelerator says
-        return int(getattr(torch, kind).get_device_properties(int(index)).total_memory)
+        return free_and_total_bytes(torch.device(device))[1]
     return None
 
 

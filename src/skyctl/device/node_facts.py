@@ -14,6 +14,13 @@ from typing import Any
 
 import torch
 
+from skyctl.device.accelerator import (
+    empty_cache,
+    free_and_total_bytes,
+    has_own_memory,
+    list_accelerators,
+    reserved_bytes,
+)
 from skyctl.device.cgroup import Limits, read_limits
 from skyctl.device.process_memory import private_bytes, resident_bytes
 from skyctl.errors import SkyctlError
@@ -157,7 +164,7 @@ def _meminfo_bytes() -> tuple[int, int]:
 
 def list_devices(wanted: Sequence[str] | None) -> list[dict[str, Any]]:
     """The devices to use, as ``{"id": "cuda:0", "name": …}``; the CPU only where no accelerator is."""
-    there = accelerators()
+    there = list_accelerators()
     if wanted is None:
         return there or [_cpu_device()]
     by_id = {device["id"]: device for device in [*there, _cpu_device()]}
@@ -177,25 +184,6 @@ def _cpu_device() -> dict[str, Any]:
     return {"id": "cpu:0", "name": cpu_model()}
 
 
-def accelerators() -> list[dict[str, Any]]:
-    """Whatever ``torch.accelerator`` offers (cuda, xpu, mps, …); only cuda on a torch without it."""
-    offered = getattr(torch, "accelerator", None)
-    if offered is not None and offered.is_available():
-        kind = offered.current_accelerator().type
-        count = int(offered.device_count())
-    elif torch.cuda.is_available():
-        kind, count = "cuda", torch.cuda.device_count()
-    else:
-        return []
-    return [{"id": f"{kind}:{i}", "name": _accelerator_name(kind, i)} for i in range(count)]
-
-
-def _accelerator_name(kind: str, index: int) -> str:
-    module = getattr(torch, kind, None)
-    named = getattr(module, "get_device_name", None)
-    return str(named(index)) if named is not None else kind
-
-
 def device_memory(device: str) -> dict[str, Any]:
     """What a stage on that device can use, and what is taken before the first layer.
 
@@ -205,11 +193,9 @@ def device_memory(device: str) -> dict[str, Any]:
         of its own it is the context with its libraries. ``memory_scope``: the pot that others draw from too.
         ``own_bytes``: how much of that pot this process holds.
     """
-    kind = torch.device(device).type
-    info = getattr(getattr(torch, kind, None), "mem_get_info", None)
-    if kind != "cpu" and info is not None:
-        return _discrete_memory(device, info)
-    memory = host_memory(read_limits())  # mps too: its memory is the machine's
+    if has_own_memory(torch.device(device)):
+        return _own_memory(torch.device(device))
+    memory = host_memory(read_limits())
     return {
         "memory_bytes": memory["available_bytes"],
         "memory_from": memory["from"],
@@ -224,17 +210,13 @@ def boot_id() -> str:
     return _first_line("/proc/sys/kernel/random/boot_id") or socket.gethostname()
 
 
-def _discrete_memory(device: str, info: Any) -> dict[str, Any]:
+def _own_memory(device: torch.device) -> dict[str, Any]:
     """Free memory of a card with its own, with this process's part counted as free, then as reserved."""
-    kind = torch.device(device).type
-    module = getattr(torch, kind)
-    index = torch.device(device).index or 0
-    module.empty_cache()
-    free, total = info(index)
-    held = int(module.memory_reserved(index))
-    context = _context_bytes(device)
+    empty_cache(device)
+    free, total = free_and_total_bytes(device)
+    context = _context_bytes(device, free)
     return {
-        "memory_bytes": min(total, free + held + context),
+        "memory_bytes": min(total, free + reserved_bytes(device) + context),
         "reserved_bytes": context,
         "memory_from": "free memory",
         "memory_scope": None,
@@ -242,7 +224,7 @@ def _discrete_memory(device: str, info: Any) -> dict[str, Any]:
     }
 
 
-_FREE_BEFORE_BYTES: dict[str, int] = {}
+_FREE_BEFORE_BYTES: dict[torch.device, int] = {}
 """By device: free bytes before this process made its context (see ``note_free_memory``)."""
 
 
@@ -252,28 +234,16 @@ def note_free_memory(device: str) -> None:
     Asking makes a bare context itself, so what is noted is nearly the state after it; the figure from the
     driver (nvidia-smi's, through NVML) is not among what a node must have.
     """
-    module = getattr(torch, torch.device(device).type, None)
-    info = getattr(module, "mem_get_info", None)
-    if info is not None:
-        _FREE_BEFORE_BYTES[device] = int(info(torch.device(device).index or 0)[0])
-
-
-def gpu_uuid(device: str) -> str | None:
-    """The card's own id, where torch tells it."""
-    properties = getattr(getattr(torch, torch.device(device).type, None), "get_device_properties", None)
-    found = getattr(properties(torch.device(device).index or 0), "uuid", None) if properties else None
-    return None if found is None else str(found)
+    if has_own_memory(torch.device(device)):
+        _FREE_BEFORE_BYTES[torch.device(device)] = free_and_total_bytes(torch.device(device))[0]
 
 
 CONTEXT_BYTES = 512 << 20
 """A CUDA context with cuBLAS and cuDNN loaded takes 300 to 500 MB; the driver hides the part made at once."""
 
 
-def _context_bytes(device: str) -> int:
-    module = getattr(torch, torch.device(device).type)
-    index = torch.device(device).index or 0
-    free = int(module.mem_get_info(index)[0])
-    grown = _FREE_BEFORE_BYTES.get(device, free) - free - int(module.memory_reserved(index))
+def _context_bytes(device: torch.device, free: int) -> int:
+    grown = _FREE_BEFORE_BYTES.get(device, free) - free - reserved_bytes(device)
     return max(CONTEXT_BYTES, grown)
 
 

@@ -6,7 +6,7 @@ asked for; a thread waits for the copy and then starts the transfer. A receive i
 has come, and what is queued afterwards on the consumer's stream waits, on the device, for that copy.
 All sends of such a pair go through the thread, headers too: messages of one tag must keep their order.
 
-``CudaCopyStreams`` is the one place that touches CUDA; the tests put streams made of threads in its place.
+``AcceleratorCopyStreams`` is the one place that touches the device's streams.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from skyctl.device.accelerator import make_stream
 from skyctl.transport.transfer_errors import TransferClosedError, TransferTimeoutError
 
 Tensor = torch.Tensor
@@ -29,7 +30,7 @@ PostTransfer = Callable[[Tensor, int], Any]
 
 
 class StreamEvent(Protocol):
-    """A place in a stream (``torch.cuda.Event``)."""
+    """A place in a stream (``torch.Event``)."""
 
     def query(self) -> bool:
         """Whether the stream has passed it."""
@@ -57,14 +58,14 @@ class CopyStreams(Protocol):
         """What is queued on the current stream from now on waits for the event; the host does not."""
 
 
-class CudaCopyStreams:
-    """Streams of one CUDA device. Written from PyTorch's documentation; no test here has had a GPU."""
+class AcceleratorCopyStreams:
+    """Two streams of one accelerator: ``outward`` for copies to the host, ``inward`` for copies from it.
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda: Any = torch.cuda  # its type stubs lack what is used here
-        self._device = device
-        self._out = self._cuda.Stream(device)
-        self._in = self._cuda.Stream(device)
+    No test here has had a GPU: the tests' accelerator counts events and refuses a use that waits for none.
+    """
+
+    def __init__(self, device: torch.device, outward: torch.Stream, inward: torch.Stream) -> None:
+        self._device, self._out, self._in = device, outward, inward
 
     def host(self, nbytes: int) -> Tensor:
         """A new buffer in pinned memory."""
@@ -72,8 +73,7 @@ class CudaCopyStreams:
 
     def mark(self) -> StreamEvent:
         """The end of what is queued on the current stream."""
-        event: StreamEvent = self._cuda.current_stream(self._device).record_event()
-        return event
+        return torch.accelerator.current_stream(self._device).record_event()
 
     def copy_out(self, tensor: Tensor, host: Tensor, after: StreamEvent) -> StreamEvent:
         """Queues the copy from the device on a stream of its own."""
@@ -85,21 +85,22 @@ class CudaCopyStreams:
 
     def consume(self, event: StreamEvent) -> None:
         """Makes the current stream wait for the event."""
-        self._cuda.current_stream(self._device).wait_event(event)
+        assert isinstance(event, torch.Event)
+        torch.accelerator.current_stream(self._device).wait_event(event)
 
     def _copy(
-        self, stream: Any, source: Tensor, target: Tensor, there: Tensor, after: StreamEvent
+        self, stream: torch.Stream, source: Tensor, target: Tensor, there: Tensor, after: StreamEvent
     ) -> StreamEvent:
+        assert isinstance(after, torch.Event)
         stream.wait_event(after)
-        with self._cuda.stream(stream):
+        with stream:
             target.copy_(source, non_blocking=True)
         there.record_stream(stream)  # its memory is not given away before the copy is over
-        event: StreamEvent = stream.record_event()
-        return event
+        return stream.record_event()
 
 
 class BlockingCopyStreams:
-    """Any other device: copies that are over when they return."""
+    """A device that has one stream only, as MPS: copies that are over when they return."""
 
     def host(self, nbytes: int) -> Tensor:
         """A new buffer in plain memory."""
@@ -133,7 +134,10 @@ class _PassedEvent:
 
 def make_copy_streams(device: torch.device) -> CopyStreams:
     """The streams for a device other than the CPU."""
-    return CudaCopyStreams(device) if device.type == "cuda" else BlockingCopyStreams()
+    outward, inward = make_stream(device), make_stream(device)
+    if outward is None or inward is None:
+        return BlockingCopyStreams()
+    return AcceleratorCopyStreams(device, outward, inward)
 
 
 class HostBufferPool:

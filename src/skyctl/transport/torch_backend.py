@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 BACKEND = "skyctl"
 
 
 def register() -> None:
-    """Registers the backend; a second call does nothing."""
+    """Registers the backend, for the CPU and the node's kind of accelerator; a second call does nothing."""
     if dist.is_available() and BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+        accelerator = torch.accelerator.current_accelerator()
+        devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+        dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=devices)
 
 
 def _make_group(made: Any, options: Any) -> Any:

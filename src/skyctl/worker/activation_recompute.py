@@ -4,7 +4,8 @@
 overwrites its input gets a copy, for the second run needs the input of the first; a layer that changes its
 buffers (batch norm's running statistics) finds those of the first run in the second, and keeps the change of
 the first run only. Which layers these are is seen at their first call. Random numbers of torch's own
-generators (dropout), and of Python's ``random``, are the same in both runs.
+generators (dropout), and of Python's ``random``, are the same in both runs, on accelerators of any kind:
+torch itself leaves MPS's out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from skyctl.device.accelerator import random_state, set_random_state
 from skyctl.errors import RunError
 from skyctl.workload.structures import copy_containers, map_tensors, value_tensors
 
@@ -57,7 +59,8 @@ class RecomputedLayer:
         watched = self._unchanging if self._called_before else self._changing
         snapshots = [_take_snapshot(buffer) for buffer in watched]
         copied_inputs: list[Tensor] = []
-        python_state = random.getstate()
+        device = next((t.device for t in value_tensors(value) if t.device.type != "cpu"), torch.device("cpu"))
+        drawn = _RandomStates(device)
         versions = [tensor._version for tensor in value_tensors(value)]
 
         def forward(value: Any) -> Any:
@@ -70,13 +73,15 @@ class RecomputedLayer:
             return run(value)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _RestoredState(before, python_state)
+            return nullcontext(), _RestoredState(before, drawn)
 
         first_call = not self._called_before
         # Else the second run ends with an exception once all is there that the first kept. The user's code
         # may take that for an error, and an operation that fills what it keeps (RReLU) has not run by then.
         with set_checkpoint_early_stop(False):
-            out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
+            out = checkpoint(
+                forward, value, use_reentrant=False, context_fn=contexts, preserve_rng_state=False
+            )
         if first_call:
             self._overwrites_input = any(tensor._version for tensor in copied_inputs)
             copied_inputs.clear()
@@ -116,26 +121,42 @@ class RecomputedLayer:
         )
 
 
+class _RandomStates:
+    """What Python's ``random`` and torch's generators, of the CPU and of that device, are about to draw."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._python, self._cpu = random.getstate(), torch.default_generator.get_state()
+        self._accelerator = None if device.type == "cpu" else random_state(device)
+
+    def restore(self) -> None:
+        """They will draw the same again."""
+        random.setstate(self._python)
+        torch.default_generator.set_state(self._cpu)
+        if self._accelerator is not None:
+            set_random_state(self.device, self._accelerator)
+
+
 class _RestoredState(AbstractContextManager[None]):
-    """Inside, these buffers replace the modules' own, and Python's ``random`` has that state.
+    """Inside, these buffers replace the modules' own, and random numbers are drawn from those states.
 
     It may be entered several times: a layer that calls ``autograd.grad`` is run again within its forward.
     """
 
-    def __init__(self, buffers: list[_SavedBuffer], python_state: Any) -> None:
-        self._buffers, self._python_state = buffers, python_state
-        self._outside: list[tuple[Any, list[Tensor | None]]] = []
+    def __init__(self, buffers: list[_SavedBuffer], drawn: _RandomStates) -> None:
+        self._buffers, self._drawn = buffers, drawn
+        self._outside: list[tuple[_RandomStates, list[Tensor | None]]] = []
 
     def __enter__(self) -> None:
         own = [module._buffers[name] for module, name, _ in self._buffers]
-        self._outside.append((random.getstate(), own))
-        random.setstate(self._python_state)
+        self._outside.append((_RandomStates(self._drawn.device), own))
+        self._drawn.restore()
         for module, name, tensor in self._buffers:
             module._buffers[name] = tensor
 
     def __exit__(self, *exc: object) -> None:
-        python_state, own = self._outside.pop()
-        random.setstate(python_state)
+        drawn, own = self._outside.pop()
+        drawn.restore()
         for (module, name, _), tensor in zip(self._buffers, own, strict=True):
             module._buffers[name] = tensor
 

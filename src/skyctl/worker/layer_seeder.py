@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import torch
 
+from skyctl.device.accelerator import seed_function
+
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -31,10 +33,8 @@ class LayerSeeder:
     def __init__(self, seed: int, start: int, device: torch.device, first_microbatch: int = 0) -> None:
         self._seed, self._start, self._first_microbatch = seed, start, first_microbatch
         self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
-        if device.type == "cuda":
-            self._seeders.append(torch.cuda.default_generators[device.index or 0].manual_seed)
-        elif device.type in ("mps", "xpu"):
-            self._seeders.append(getattr(torch, device.type).manual_seed)
+        if device.type != "cpu":
+            self._seeders.append(seed_function(device))
         self.step = 0
 
     def __call__(self, microbatch: int, position: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from skyctl.device import node_facts
+from skyctl.device import accelerator, node_facts
 from skyctl.device.cgroup import read_limits
 from skyctl.device.process_memory import peak_resident_bytes
 from skyctl.errors import MismatchError, SkyctlError
@@ -20,15 +20,12 @@ from skyctl.worker.rank_events import EnvironmentEvent
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most this process has held so far: resident memory on a CPU, allocated memory on CUDA.
+    """The most this process has held so far: resident memory on a CPU, its tensors on an accelerator.
 
-    Memory shared with other forks of one process counts in part (``device.process_memory``).
+    Memory shared with other forks of one process counts in part (``device.process_memory``). None: this kind
+    of accelerator does not count it.
     """
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if device.type != "cpu":
-        return None
-    return peak_resident_bytes()
+    return peak_resident_bytes() if device.type == "cpu" else accelerator.peak_bytes(device)
 
 
 def use_device(name: str) -> torch.device:

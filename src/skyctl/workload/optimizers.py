@@ -61,7 +61,7 @@ def make_default_optimizer(
     """AdamW over those parameters; an optimizer that does nothing where there are none."""
     if not wanted:
         return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in wanted)
+    fused = all(p.device.type != "meta" and p.is_floating_point() for p in wanted)
     return torch.optim.AdamW(wanted, lr=rate, betas=betas, fused=fused or None)
 
 

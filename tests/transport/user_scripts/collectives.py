@@ -1,19 +1,25 @@
-"""Every collective and every reduction, and the same in a group of some ranks; prints what came of each."""
+"""Every collective and every reduction, and the same in a group of some ranks; prints what came of each.
+
+``DEVICE`` says where the tensors are.
+"""
 
 import json
+import os
 import sys
 
 import torch
 import torch.distributed as dist
 
+torch.set_default_device(os.environ.get("DEVICE", "cpu"))
 dist.init_process_group(sys.argv[1])
 rank, size = dist.get_rank(), dist.get_world_size()
 found = {}
 
 
 def numbers(count, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randint(-50, 50, (count,), generator=generator).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(rank)
+    drawn = torch.randint(-50, 50, (count,), generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def play(group, name):

@@ -105,7 +105,7 @@ def measure_link(line: PointToPoint, first: bool, device: str = "cpu") -> LinkSp
     """Both directions in turn; both ends must call it, exactly one with ``first``.
 
     Args:
-        device: where messages are held, as training's are (a CUDA tensor's way through host memory counts).
+        device: where messages are held, as training's are (an accelerator's way through host memory counts).
 
     Raises:
         RunError: the other end is gone or silent (from the transport).

@@ -31,6 +31,7 @@ import torch  # noqa: E402 - after that
 
 from skyctl.agent.task_orders import read_order, read_request  # noqa: E402
 from skyctl.device import node_facts  # noqa: E402
+from skyctl.device.accelerator import device_uuid  # noqa: E402
 from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
 from skyctl.device.process_memory import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
@@ -90,7 +91,7 @@ def main(message: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     if torch.device(device).type != "cpu":
         gpus = load_counters.gpu_usage() if torch.device(device).type == "cuda" else []
         node_facts.note_free_memory(device)
-        gpu = load_counters.find_gpu(gpus, torch.device(device).index or 0, node_facts.gpu_uuid(device))
+        gpu = load_counters.find_gpu(gpus, torch.device(device).index or 0, device_uuid(torch.device(device)))
     spec = order.workload
     support = prepare_dtype(spec.dtype, device, channel.cache) if spec is not None else None
     workload = load_workload(spec) if spec is not None else None
@@ -326,7 +327,7 @@ class _ProbeServer:
                 connection.accept(timeout_s)
             else:
                 connection.connect(*_place_of_peer(request), address, timeout_s)
-            figures = link_speed.measure_link(connection, listens, self._message_device())
+            figures = link_speed.measure_link(connection, listens, self._device)
             connection.close(graceful=True)
             answer |= {
                 "latency_s": figures.latency_s,
@@ -358,11 +359,11 @@ class _ProbeServer:
                 said = {"event": "line-listening", "hub": request.hub, "address": address, "ports": ports}
                 self._channel.send(said)
                 hold = (lambda: self._hold(request)) if request.hold else (lambda: None)
-                answer["arrivals"] = link_speed.run_hub(connections, timeout_s, self._message_device(), hold)
+                answer["arrivals"] = link_speed.run_hub(connections, timeout_s, self._device, hold)
             else:
                 ((connection, flows),) = connections
                 connection.connect(*_place_of_peer(request), address, timeout_s)
-                arrivals = link_speed.exchange_flows(connection, flows, None, self._message_device())
+                arrivals = link_speed.exchange_flows(connection, flows, None, self._device)
                 answer["arrivals"] = {connection.peer: arrivals}
                 connection.close(graceful=True)
         except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
@@ -382,9 +383,6 @@ class _ProbeServer:
     def _connection(self, peer: str, secret: str, timeout_s: float) -> PeerConnection:
         device = torch.device(self._device)
         return PeerConnection(peer, timeout_s, secret=secret, device=device, identity=self._identity)
-
-    def _message_device(self) -> str:
-        return self._device if torch.device(self._device).type == "cuda" else "cpu"
 
 
 def _place_of_peer(request: LinkRequest | FlowRequest) -> tuple[str, int]:
