@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from tests.attack.rank_forms import FORMS, payloads
+from tests.attack.rank_forms import FORMS, orders
 from tests.worker.sums import ring
 from tests.worker.test_resume import keeping, resuming
 from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
 from skyctl.checkpoint import safetensors
+from skyctl.worker.rank_order import AnyRankOrder, HelperOrder
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -23,12 +25,15 @@ RECIPE = Recipe(clip_norm=0.5, lr_schedule="cosine", warmup_steps=2, validate_ev
 CUTS = ([0, 7], [0, 3, 7], [0, 2, 5, 7])
 
 
-def on_toys(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def on_toys(told: list[AnyRankOrder]) -> list[AnyRankOrder]:
     """The same ranks, each on one of the two devices of its process."""
-    return [one if one.get("helps") else {**one, "device": f"toy:{one['rank'] % 2}"} for one in told]
+    return [
+        one if isinstance(one, HelperOrder) else replace(one, device=f"toy:{one.world.rank % 2}")
+        for one in told
+    ]
 
 
-def trained(pool: Any, told: list[dict[str, Any]]) -> Any:
+def trained(pool: Any, told: list[AnyRankOrder]) -> Any:
     done = pool.run(told)
     assert not done.errors, done.errors
     return done
@@ -36,7 +41,7 @@ def trained(pool: Any, told: list[dict[str, Any]]) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_trains_as_on_the_cpu(form: str, workload: Workloads, pool: Any) -> None:
-    told = payloads(form, workload(), STEPS, encrypt=False)
+    told = orders(form, workload(), STEPS, encrypt=False)
     here, there = trained(pool, told), trained(pool, on_toys(told))
     assert here.steps.keys() == there.steps.keys()
     if form != "staleness":  # depends on when workers push
@@ -68,7 +73,7 @@ def test_a_pipeline_does_not_depend_on_its_cut(
     spec = edit_workload(workload(), DROPOUT, text=VALIDATION) | {"dtype": options.pop("dtype", "float32")}
     schedule, recipe = options.pop("schedule"), RECIPE.to_dict()
     found = [
-        trained(pool, on_toys(driver.payloads(spec, cuts, 4, schedule, STEPS, recipe=recipe, **options)))
+        trained(pool, on_toys(driver.orders(spec, cuts, 4, schedule, STEPS, recipe=recipe, **options)))
         for cuts in CUTS
     ]
     for one in found:
@@ -84,7 +89,7 @@ def test_the_first_weights_are_those_of_the_cpu(
 ) -> None:
     still = ("torch.optim.SGD(parameters, lr=0.1, momentum=0.9)", "torch.optim.SGD(parameters, lr=0.0)")
     spec = edit_workload(workload("sgd"), still)
-    told = driver.payloads(spec, [0, 3, 7], 4, "1f1b", 1, weights=True)
+    told = driver.orders(spec, [0, 3, 7], 4, "1f1b", 1, weights=True)
     weights = [
         [
             safetensors.load(Path(result["weights"]))
@@ -104,10 +109,10 @@ def test_a_checkpoint_goes_on_on_another_device(
     tmp_path: Path,
 ) -> None:
     spec, folder = workload(), tmp_path / "r"
-    told = driver.payloads(spec, [0, 3, 7], 4, "1f1b", STEPS, checkpoint=keeping(folder))
+    told = driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, checkpoint=keeping(folder))
     whole = trained(pool, on_toys(told))
     resume = resuming(whole, folder, 3)
-    rest = driver.payloads(spec, [0, 2, 5, 7], 4, "1f1b", STEPS, resume=resume)
+    rest = driver.orders(spec, [0, 2, 5, 7], 4, "1f1b", STEPS, resume=resume)
     for one in (on_toys(rest), rest):
         assert trained(pool, one).losses == pytest.approx(whole.losses[3:], rel=1e-5)
 
@@ -121,7 +126,7 @@ def test_memory_that_does_not_last_is_told_by_name(
     monkeypatch.setenv("TOY_MEMORY_BYTES", "4000")
     ranks = driver.Pool(1, tmp_path)
     try:
-        (error,) = ranks.run(on_toys(driver.payloads(workload(), [0, 7], 4, "1f1b", 1))).errors.values()
+        (error,) = ranks.run(on_toys(driver.orders(workload(), [0, 7], 4, "1f1b", 1))).errors.values()
     finally:
         ranks.close()
     assert "out of memory on toy:0" in error["message"]
