@@ -40,6 +40,7 @@ from skyctl.remote.node_package import node_package_archive
 from skyctl.remote.session_factory import open_session
 from skyctl.setup.node.environment_builder import release_environments
 from skyctl.setup.node.environment_store import lock_environments
+from skyctl.setup.node.setup_orders import LookOrder
 from skyctl.setup.node.setup_task import _inspect
 from skyctl.supervision.run_status import ProcessCounts
 
@@ -274,7 +275,7 @@ def test_a_planted_environment_is_never_run(machine: Machine) -> None:
         python.chmod(0o755)
 
     machine.as_other(plant)
-    look = {"python": str(environment / "bin" / "python"), "requirements": [], "pip": "x"}
+    look = LookOrder(str(environment / "bin" / "python"), "x", ())
     for closed, who in (
         ((), "data: group daemon may write to it"),
         ((machine.home / "data", machine.home / "data" / "skyctl", root), "0123456789: it belongs to daemon"),

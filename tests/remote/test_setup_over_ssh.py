@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from skyctl.agent.task_orders import write_order
 from skyctl.control.cluster_setup import find_torch_version, make_launcher_id, set_up_cluster
 from skyctl.inventory.environment_registry import with_prepared_environments
 from skyctl.records.cluster import Cluster
@@ -20,6 +21,7 @@ from skyctl.remote.session_factory import open_session
 from skyctl.setup.fleet import SetupReport
 from skyctl.setup.installer import SetupJob
 from skyctl.setup.node.setup_events import SetupFacts
+from skyctl.setup.node.setup_orders import FactsOrder
 from skyctl.setup.workload_requirements import Requirements
 
 from ..helpers import processes
@@ -68,7 +70,8 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
     for name in ("n1", "n2"):
         assert used.node(name).python.startswith(str(sshd.home / ".local/share/skyctl/env"))
         with open_session(used.node(name), options) as session:
-            found = session.run_task("skyctl.setup.node.setup_task", {"op": "facts"}, 30, answer=SetupFacts)
+            facts = write_order(FactsOrder())
+            found = session.run_task("skyctl.setup.node.setup_task", facts, 30, answer=SetupFacts)
             assert found["python"] == used.node(name).python
     removed = set_up_cluster(Cluster(name="c", nodes=nodes[:2]), options, job, remove=True)
     assert [node.status for node in removed.nodes] == ["removed", "removed"]

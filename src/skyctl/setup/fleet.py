@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any, Literal
 
 from skyctl.agent.task_events import LogEvent, read_as_json, read_event, unknown_event
+from skyctl.agent.task_orders import write_order
 from skyctl.errors import SkyctlError, UnfitError
 from skyctl.records.base import Bytes, Name, Record, Seconds, Seq
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import translate_task_failure
 from skyctl.remote.task_group import TaskGroup
 from skyctl.setup.node.setup_events import ANSWERS, SetupProgress
+from skyctl.setup.node.setup_orders import SetupOrder
 
 SETUP_TASK_MODULE = "skyctl.setup.node.setup_task"
 
@@ -93,16 +95,14 @@ def each_node(
     return found
 
 
-def run_setup_task(
-    session: Session, payload: dict[str, Any], say: Callable[[str, float], None]
-) -> dict[str, Any]:
+def run_setup_task(session: Session, order: SetupOrder, say: Callable[[str, float], None]) -> dict[str, Any]:
     """One task on the node to its end, as long as that takes; what it says on the way is passed on.
 
     Raises:
         ProtocolError: the node sends what setup never does.
         SkyctlError: what went wrong there, or that the node is lost.
     """
-    task = session.start_task(SETUP_TASK_MODULE, payload, name=f"setup-{payload['op']}")
+    task = session.start_task(SETUP_TASK_MODULE, write_order(order), name=f"setup-{order.kind}")
     last = ""
     try:
         while (event := task.recv()) is not None:
@@ -114,7 +114,7 @@ def run_setup_task(
             elif kind == "log":
                 last = read_event(LogEvent, message, session.node.name).text
             elif kind == "result":
-                return read_as_json(ANSWERS[payload["op"]], message, session.node.name)
+                return read_as_json(ANSWERS[order.kind], message, session.node.name)
             elif kind in ("error", "exit"):
                 raise translate_task_failure(session.node, message)
             else:

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from skyctl.agent.node_cache import file_digest
@@ -16,7 +16,8 @@ from skyctl.inventory.environment_registry import register_environment
 from skyctl.records.cluster import Node, PreparedEnvironment
 from skyctl.remote.agent_session import Session
 from skyctl.setup.fleet import NodeOutcome, Status, run_setup_task
-from skyctl.setup.node.environment_builder import BuildRequest, is_url_reachable
+from skyctl.setup.node.environment_builder import is_url_reachable
+from skyctl.setup.node.setup_orders import FactsOrder, LookOrder, MakeOrder, RemoveOrder
 from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget, pip_wheel
 from skyctl.setup.workload_requirements import Requirements, is_plain_requirement, merge_requirements
 
@@ -156,15 +157,15 @@ class NodeInstaller:
 
     def _find_pip(self) -> None:
         """Facts, and a pip that can be run: the node's own, else ours."""
-        self._facts = run_setup_task(self._session, {"op": "facts"}, self._say)
+        self._facts = run_setup_task(self._session, FactsOrder(), self._say)
         if self._facts["pip"] is None:
             digest, data = pip_wheel(self._node.name)
             pushed = self._session.push(data, digest, keep=False)
-            self._facts = run_setup_task(self._session, {"op": "facts", "pip": pushed}, self._say)
+            self._facts = run_setup_task(self._session, FactsOrder(pushed), self._say)
         self._pip = str(self._facts["pip"])
 
     def _look(self, python: str | None) -> dict[str, Any]:
-        order = {"op": "look", "python": python, "pip": self._pip, "requirements": list(self._requirements)}
+        order = LookOrder(python, self._pip, tuple(self._requirements))
         return run_setup_task(self._session, order, self._say)
 
     def _already(self) -> NodeOutcome | None:
@@ -260,11 +261,11 @@ class NodeInstaller:
             pushed[path.name] = self._session.push(path, file_digest(path), keep=False)
 
     def _ask_make(self, wheels: Mapping[str, str] | None, need_bytes: int | None) -> dict[str, Any]:
-        order = BuildRequest(
+        order = MakeOrder(
             name=self._name(),
             torch=self._job.torch,
-            requirements=list(self._requirements),
-            options=list(self._job.requirements.options),
+            requirements=tuple(self._requirements),
+            options=tuple(self._job.requirements.options),
             owner=self._job.owner(self._node.name),
             pip=self._pip,
             index=self._job.index,
@@ -272,7 +273,7 @@ class NodeInstaller:
             wheels=dict(wheels) if wheels is not None else None,
             need_bytes=need_bytes,
         )
-        answer = run_setup_task(self._session, {"op": "make", **asdict(order)}, self._say)
+        answer = run_setup_task(self._session, order, self._say)
         made = {"path", "python", "made", "torch", "size_bytes"} <= set(answer)
         if not made and not {"offline", "unmatched"} & set(answer):
             raise ProtocolError(
@@ -290,7 +291,7 @@ class NodeInstaller:
 
     def _release(self, path: str | None) -> str | None:
         """Ends our claim to all that was made before ``path``; what is to be said of that."""
-        order = {"op": "remove", "owners": _owners(self._job, self._node, self._entry), "keep": path}
+        order = RemoveOrder(tuple(_owners(self._job, self._node, self._entry)), keep=path)
         busy = run_setup_task(self._session, order, lambda *_: None)["busy"]
         some = next(iter(busy), None)
         return None if some is None else f"{some} is still in use; the next `skyctl setup` removes it"
@@ -307,7 +308,7 @@ def remove_environments(
     node = session.node
     began = time.monotonic()
     say("removing", 0.1)
-    order = {"op": "remove", "owners": _owners(job, node, entry), "keep": None, "dry_run": job.dry_run}
+    order = RemoveOrder(tuple(_owners(job, node, entry)), dry_run=job.dry_run)
     done = run_setup_task(session, order, say)
     if job.dry_run:
         status: Status = "lacking" if done["removed"] or done["shared"] or entry is not None else "nothing"

@@ -14,13 +14,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skyctl.agent.module_command import module_command
 from skyctl.errors import UnfitError
 from skyctl.setup.node import environment_inspection, environment_store, pip_runner
+from skyctl.setup.node.setup_orders import MakeOrder
 
 VENV_TIMEOUT_S = 300.0
 CPU_INDEX_TIMEOUT_S = 5.0
@@ -36,33 +36,7 @@ class NoMatchingPackageError(Exception):
     """No package was found for the requirement that is the message."""
 
 
-@dataclass(frozen=True)
-class BuildRequest:
-    """What to make.
-
-    Attributes:
-        name: the folder's.
-        torch: the version, without what stands after its ``+``.
-        options: further lines for pip's requirements file, such as ``--pre``.
-        index: ``index_url`` and ``extra_index_url``, where given.
-        cpu_index: asked too, where it can be reached: it has torch without CUDA.
-        wheels: file name → path of what was pushed here; None: from the index.
-        need_bytes: what the wheels unpack to, where that is known.
-    """
-
-    name: str
-    torch: str
-    requirements: Sequence[str]
-    options: Sequence[str]
-    owner: str
-    pip: str
-    index: Mapping[str, str | None]
-    cpu_index: str | None
-    wheels: Mapping[str, str] | None
-    need_bytes: int | None
-
-
-def build_environment(request: BuildRequest, say: environment_store.ReportProgress) -> dict[str, Any]:
+def build_environment(order: MakeOrder, say: environment_store.ReportProgress) -> dict[str, Any]:
     """Makes the environment, unless it is there.
 
     Returns:
@@ -75,14 +49,14 @@ def build_environment(request: BuildRequest, say: environment_store.ReportProgre
     """
     with environment_store.lock_environments(say) as folder:
         environment_store.remove_unfinished(folder)
-        path = folder / request.name
+        path = folder / order.name
         if environment_store.read_marker(path) is not None:
             environment_store.require_private(path)
             found = environment_inspection.inspect_python(
-                str(_python_path(path)), request.requirements, request.pip
+                str(_python_path(path)), order.requirements, order.pip
             )
             if not _inspection_fault(found):
-                environment_store.add_owner(path, request.owner)
+                environment_store.add_owner(path, order.owner)
                 return _build_result(path, found, made=False)
             if pids := environment_store.processes_using(path):
                 running = ", ".join(map(str, pids[:10]))
@@ -91,20 +65,18 @@ def build_environment(request: BuildRequest, say: environment_store.ReportProgre
                 )
             environment_store.delete_environment(path)
         try:
-            found = _build_in_place(path, request, say)
+            found = _build_in_place(path, order, say)
         except OSError as exc:
             if exc.errno in (28, 122):  # ENOSPC, EDQUOT
-                raise _disk_full_error(path, request, environment_store.free_bytes(folder)) from exc
+                raise _disk_full_error(path, order, environment_store.free_bytes(folder)) from exc
             raise
         return _build_result(path, found, made=True)
 
 
-def _build_in_place(
-    path: Path, request: BuildRequest, say: environment_store.ReportProgress
-) -> dict[str, Any]:
+def _build_in_place(path: Path, order: MakeOrder, say: environment_store.ReportProgress) -> dict[str, Any]:
     free = environment_store.free_bytes(path)
-    if request.need_bytes is not None and free is not None and free < request.need_bytes:
-        raise _disk_full_error(path, request, free)
+    if order.need_bytes is not None and free is not None and free < order.need_bytes:
+        raise _disk_full_error(path, order, free)
     temporary = path / ".tmp"
     try:
         path.mkdir(mode=0o700)
@@ -112,23 +84,21 @@ def _build_in_place(
         raise environment_store.unusable_folder(path, exc) from exc
     try:
         say("making a virtual environment", 0.05)
-        _create_venv(path, request, free)
+        _create_venv(path, order, free)
         temporary.mkdir()
-        _pip_install(path, temporary, request, free, say)
+        _pip_install(path, temporary, order, free, say)
         say("trying it", 0.9)
-        found = environment_inspection.inspect_python(
-            str(_python_path(path)), request.requirements, request.pip
-        )
+        found = environment_inspection.inspect_python(str(_python_path(path)), order.requirements, order.pip)
         if faults := _inspection_fault(found):
             raise UnfitError(
-                f"torch {request.torch} was installed, but it does not work: {faults}",
+                f"torch {order.torch} was installed, but it does not work: {faults}",
                 node=UNNAMED_NODE,
                 hint="does this torch support its system? --index-url takes another build",
             )
         shutil.rmtree(temporary)
-        marker = {"format": 1, "torch": found["torch"], "requirements": list(request.requirements)}
+        marker = {"format": 1, "torch": found["torch"], "requirements": list(order.requirements)}
         marker |= {"base": sys.executable, "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        environment_store.write_marker(path, {**marker, "owners": [request.owner]})
+        environment_store.write_marker(path, {**marker, "owners": [order.owner]})
     except BaseException:
         _discard_unfinished(path)
         raise
@@ -164,7 +134,7 @@ def _inspection_fault(found: Mapping[str, Any]) -> str | None:
     return f"{', '.join(found['missing'])} is not in it" if found["missing"] else None
 
 
-def _create_venv(path: Path, request: BuildRequest, free: int | None) -> None:
+def _create_venv(path: Path, order: MakeOrder, free: int | None) -> None:
     """``--without-pip``: pip is run from its wheel, so ``ensurepip`` need not be there."""
     done = subprocess.run(
         module_command(sys.executable, "venv", "--without-pip", str(path)),
@@ -179,7 +149,7 @@ def _create_venv(path: Path, request: BuildRequest, free: int | None) -> None:
         return
     said = (done.stderr + done.stdout).strip()
     if pip_runner.PipResult(1, tuple(said.splitlines())).disk_full:
-        raise _disk_full_error(path, request, free)
+        raise _disk_full_error(path, order, free)
     version = ".".join(map(str, sys.version_info[:2]))
     why = "has no module venv" if "No module named" in said else "can't make a virtual environment"
     last = said.splitlines()[-1][:300] if said else f"status {done.returncode}"
@@ -194,39 +164,39 @@ def _create_venv(path: Path, request: BuildRequest, free: int | None) -> None:
 def _pip_install(
     path: Path,
     temporary: Path,
-    request: BuildRequest,
+    order: MakeOrder,
     free: int | None,
     say: environment_store.ReportProgress,
 ) -> None:
     wanted = temporary / "requirements.txt"
-    offline = request.wheels is not None
-    options = [] if offline else request.options
+    offline = order.wheels is not None
+    options = [] if offline else order.options
     # With hashes, pip wants one for everything: then the workload's own line for torch is the one.
-    pinned = any(re.match(r"torch\b.*--hash", line) for line in request.requirements)
-    torch = [] if pinned else [f"torch=={request.torch}"]
-    wanted.write_text("\n".join([*options, *torch, *request.requirements, ""]))
+    pinned = any(re.match(r"torch\b.*--hash", line) for line in order.requirements)
+    torch = [] if pinned else [f"torch=={order.torch}"]
+    wanted.write_text("\n".join([*options, *torch, *order.requirements, ""]))
     argv = [
         str(_python_path(path)),
-        f"{request.pip}/pip",
+        f"{order.pip}/pip",
         "--retries",
         str(pip_runner.RETRIES),
         "--timeout",
         str(pip_runner.TIMEOUT_S),
     ]
     argv += ["install", "--no-cache-dir", "-r", str(wanted)]
-    if request.wheels is not None:
-        argv += ["--no-index", "--find-links", str(_link_pushed_wheels(temporary, request.wheels))]
-    elif request.cpu_index is not None and is_url_reachable(request.cpu_index):
-        argv += ["--extra-index-url", request.cpu_index]
+    if order.wheels is not None:
+        argv += ["--no-index", "--find-links", str(_link_pushed_wheels(temporary, order.wheels))]
+    elif order.cpu_index is not None and is_url_reachable(order.cpu_index):
+        argv += ["--extra-index-url", order.cpu_index]
     done = pip_runner.run_pip(
         argv,
-        pip_runner.pip_environment(temporary, request.index, offline=offline),
+        pip_runner.pip_environment(temporary, order.index, offline=offline),
         _pip_progress_reporter(say),
     )
     if done.status == 0:
         return
     if done.disk_full:
-        raise _disk_full_error(path, request, free)
+        raise _disk_full_error(path, order, free)
     if not offline and done.offline is not None:
         raise IndexUnreachableError(done.offline.strip()[:300])
     if done.unmatched is not None:
@@ -273,8 +243,8 @@ def is_url_reachable(url: str) -> bool:
         return False
 
 
-def _disk_full_error(path: Path, request: BuildRequest, free: int | None) -> UnfitError:
-    need = f"{_mib(request.need_bytes)} are needed" if request.need_bytes is not None else "more is needed"
+def _disk_full_error(path: Path, order: MakeOrder, free: int | None) -> UnfitError:
+    need = f"{_mib(order.need_bytes)} are needed" if order.need_bytes is not None else "more is needed"
     had = f"it had {_mib(free)} free" if free is not None else "it is full"
     return UnfitError(
         f"there is no room for an environment with torch in {path.parent}: {had}, {need}",

@@ -88,4 +88,4 @@ ANSWERS: Mapping[str, type] = {
     "make": MadeEnvironment,
     "remove": RemovedEnvironments,
 }
-"""By ``op``, the record of its answer."""
+"""By the kind of order, the record of its answer."""

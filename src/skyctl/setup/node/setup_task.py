@@ -1,12 +1,11 @@
 """What ``skyctl setup`` asks of a node. Task: ``skyctl.setup.node.setup_task``; needs no torch.
 
-Payload ``{"op": …}``:
+By its order (``setup_orders``) it answers:
 
-- ``facts`` → Python, a pip to run, accelerators, room on the disk, the tags of wheels that fit;
-- ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → what it finds there,
-  and ``had``: the requirements that an environment of ours was made with;
-- ``make``: ``BuildRequest``'s fields → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
-- ``remove``: ``owners``, ``keep``, ``dry_run`` → what was removed, or would be.
+- ``FactsOrder`` → Python, a pip to run, accelerators, room on the disk, the tags of wheels that fit;
+- ``LookOrder`` → what it finds, and ``had``: the requirements that an environment of ours was made with;
+- ``MakeOrder`` → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
+- ``RemoveOrder`` → what was removed, or would be.
 
 On the way it sends ``{"event": "progress", "what", "share"}``.
 """
@@ -21,8 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from skyctl.errors import UnfitError
+from skyctl.agent.task_orders import read_order
 from skyctl.setup.node import environment_builder, environment_inspection, environment_store, pip_runner
+from skyctl.setup.node.setup_orders import SETUP_ORDERS, FactsOrder, LookOrder, RemoveOrder
 
 _ACCELERATOR_FILES = {
     "NVIDIA": ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"),
@@ -30,27 +30,26 @@ _ACCELERATOR_FILES = {
 }
 
 
-def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
-    """The task (see the module)."""
+def main(message: dict[str, Any], channel: Any) -> dict[str, Any]:
+    """The task (see the module).
+
+    Raises:
+        MismatchError, RecordError: it can't follow the order.
+    """
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    op = payload["op"]
+    order = read_order(SETUP_ORDERS, message)
 
     def say(what: str, share: float) -> None:
         channel.send({"event": "progress", "what": what, "share": share})
 
-    if op == "facts":
-        return _facts(payload.get("pip"), channel.cache)
-    if op == "look":
-        return _inspect(payload)
-    if op == "remove":
-        return environment_builder.release_environments(
-            payload["owners"], payload.get("keep"), say, dry_run=payload.get("dry_run", False)
-        )
-    if op != "make":
-        raise UnfitError(f"this setup knows no {op!r}", node=environment_builder.UNNAMED_NODE)
-    fields = {name: payload[name] for name in environment_builder.BuildRequest.__dataclass_fields__}
+    if isinstance(order, FactsOrder):
+        return _facts(order.pip, channel.cache)
+    if isinstance(order, LookOrder):
+        return _inspect(order)
+    if isinstance(order, RemoveOrder):
+        return environment_builder.release_environments(order.owners, order.keep, say, dry_run=order.dry_run)
     try:
-        return environment_builder.build_environment(environment_builder.BuildRequest(**fields), say)
+        return environment_builder.build_environment(order, say)
     except environment_builder.IndexUnreachableError as exc:
         return {"offline": str(exc)}
     except environment_builder.NoMatchingPackageError as exc:
@@ -63,13 +62,13 @@ def _exit_on_sigterm(*_: object) -> NoReturn:
     raise SystemExit(143)
 
 
-def _inspect(payload: dict[str, Any]) -> dict[str, Any]:
-    python = payload["python"] or sys.executable
+def _inspect(order: LookOrder) -> dict[str, Any]:
+    python = order.python or sys.executable
     folder = Path(python).parent.parent
     ours = folder.parent == environment_store.environments_root()
     if ours and folder.exists():
         environment_store.require_private(folder)
-    found = environment_inspection.inspect_python(python, payload["requirements"], payload["pip"])
+    found = environment_inspection.inspect_python(python, order.requirements, order.pip)
     marker = environment_store.read_marker(folder) if ours else None
     if ours and marker is None:
         found = {**found, "torch": None, "fault": "it is gone"}

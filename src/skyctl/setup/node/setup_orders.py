@@ -1,0 +1,68 @@
+"""What ``skyctl setup`` orders a node to do: one frozen record each, read by ``agent.task_orders``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from skyctl.agent.message_fields import ByteCount, Label
+
+
+@dataclass(frozen=True)
+class FactsOrder:
+    """Say what is there: Python, accelerators, room. ``pip``: one that was pushed; None: none was."""
+
+    kind: ClassVar[str] = "facts"
+    pip: str | None = None
+
+
+@dataclass(frozen=True)
+class LookOrder:
+    """Say what of these requirements an interpreter has. ``python``: None: the one that runs us."""
+
+    kind: ClassVar[str] = "look"
+    python: str | None
+    pip: str
+    requirements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MakeOrder:
+    """Make an environment.
+
+    Attributes:
+        name: the folder's.
+        torch: the version, without what stands after its ``+``.
+        options: further lines for pip's requirements file, such as ``--pre``.
+        index: ``index_url`` and ``extra_index_url``, where given.
+        cpu_index: asked too, where it can be reached: it has torch without CUDA.
+        wheels: file name → path of what was pushed here; None: from the index.
+        need_bytes: what the wheels unpack to, where that is known.
+    """
+
+    kind: ClassVar[str] = "make"
+    name: Label
+    torch: Label
+    requirements: tuple[str, ...]
+    options: tuple[str, ...]
+    owner: Label
+    pip: str
+    index: Mapping[str, str | None]
+    cpu_index: str | None
+    wheels: Mapping[str, str] | None
+    need_bytes: ByteCount | None
+
+
+@dataclass(frozen=True)
+class RemoveOrder:
+    """End these owners' claim to all environments but ``keep``. ``dry_run``: say what would be removed."""
+
+    kind: ClassVar[str] = "remove"
+    owners: tuple[Label, ...]
+    keep: str | None = None
+    dry_run: bool = False
+
+
+SetupOrder = FactsOrder | LookOrder | MakeOrder | RemoveOrder
+SETUP_ORDERS: tuple[type[SetupOrder], ...] = (FactsOrder, LookOrder, MakeOrder, RemoveOrder)
