@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from skyctl.agent.node_cache import default_cache_root
+from skyctl.agent.task_orders import write_order
 from skyctl.check import check_task
+from skyctl.check.check_orders import ServeOrder, TorchOrder
 
 
 class Line:
@@ -39,7 +41,7 @@ class Line:
 @contextlib.contextmanager
 def serving(cache: Path):
     line = Line(cache)
-    thread = threading.Thread(target=check_task.main, args=({"op": "serve"}, line))
+    thread = threading.Thread(target=check_task.main, args=(write_order(ServeOrder()), line))
     thread.start()
     try:
         yield line
@@ -86,7 +88,7 @@ def test_facts(tmp_path: Path) -> None:
 
 def test_torch_facts() -> None:
     pytest.importorskip("torch")
-    answer = check_task.main({"op": "torch", "devices": ["cpu", "cuda:77"]}, Line(default_cache_root()))
+    answer = check_task.main(write_order(TorchOrder(("cpu", "cuda:77"))), Line(default_cache_root()))
     assert [one["dtype"] for one in answer["dtypes"]] == ["bfloat16"]
     assert answer["missing"] == ["cuda:77"]
     assert answer["faults"] == {}

@@ -8,11 +8,25 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar
 
+from skyctl.agent.message_fields import Address
 from skyctl.errors import RunError
 
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class RouteRequest:
+    """Which of the node's own addresses do routes to most of these start from?
+
+    It is asked of sessions that an older launcher has begun, too, so it names no version.
+    """
+
+    kind: ClassVar[str] = "route"
+    towards: tuple[Address, ...]
 
 
 def interface_addresses() -> list[list[str]]:

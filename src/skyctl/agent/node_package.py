@@ -25,6 +25,7 @@ NODE_MODULES = (
     "private_folder.py",
     "probe/__init__.py",
     "check/__init__.py",
+    "check/check_orders.py",
     "check/check_task.py",
     "setup/__init__.py",
 )

@@ -4,8 +4,9 @@ On the wire an order is a JSON object: ``order`` says its kind, ``code`` which s
 rest are its fields (``message_fields``). Launcher and node have the same code, so nothing may be missing and
 nothing may be there that the record does not have. Each kind has one dataclass: a rank's and a helper's in
 ``worker.rank_order``, a replicator's in ``checkpoint.replicator_order``, a probe's in
-``probe.node.probe_order``. What a task is asked while it runs is a *request*: the same, with its kind as
-``op``. Events, the other direction, are in ``task_events``. Needs the standard library only.
+``probe.node.probe_order``, those of ``setup`` in ``setup.node.setup_orders``, of ``check`` in
+``check.check_orders``. What a task is asked while it runs is a *request*: the same, with its kind as ``op``.
+Events, the other direction, are in ``task_events``. Needs the standard library only.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """What ``skyctl check`` asks of a node. Task: ``skyctl.check.check_task``.
 
-Payload ``{"op": …}``:
+By what it gets (``check_orders``) it answers:
 
-- ``route``: ``towards`` (addresses) → ``address``, the source of the route to most of them, or None;
-- ``torch``: ``devices`` (names, or None) → versions, devices, what dtypes they compute in; a crash of torch
-  takes only this task along;
-- ``serve``: answers until told to stop. Each ``{"op", "id", …}`` gets ``{"event": "answer", "id", …}``:
-  ``clock`` → ``time_s``; ``facts``; ``listen`` (``address``, ``secret``) → ``port``;
-  ``connect`` (``peers``: name → host, port, secret; ``wait_s``) → ``results``; ``stop``.
+- ``RouteRequest`` (``agent.network_interfaces``) → ``address``, or None;
+- ``TorchOrder`` → versions, devices, what dtypes they compute in; a crash of torch ends this task alone;
+- ``ServeOrder`` → each request with ``{"event": "answer", "id", …}``, until told to stop.
 """
 
 from __future__ import annotations
@@ -18,13 +15,26 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skyctl.agent.network_interfaces import find_source_address
+from skyctl.agent.network_interfaces import RouteRequest, find_source_address
+from skyctl.agent.task_orders import read_order, read_request
+from skyctl.check.check_orders import (
+    CHECK_ORDERS,
+    CHECK_REQUESTS,
+    ClockRequest,
+    ConnectRequest,
+    FactsRequest,
+    ListenRequest,
+    PeerPort,
+    StopRequest,
+    TorchOrder,
+)
 from skyctl.setup.node.environment_store import free_bytes
 from skyctl.transport.handshake import (
     AuthenticatingListener,
@@ -38,12 +48,17 @@ _CONNECTIONS_AT_ONCE = 32
 _FOREVER_S = 86400.0
 
 
-def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
-    """The task that serves one ``skyctl check`` on a node, as the module says."""
-    if payload["op"] == "route":
-        return {"address": find_source_address(payload["towards"])}
-    if payload["op"] == "torch":
-        return _torch_facts(payload.get("devices"), channel.cache)
+def main(message: dict[str, Any], channel: Any) -> dict[str, Any]:
+    """The task that serves one ``skyctl check`` on a node, as the module says.
+
+    Raises:
+        MismatchError, RecordError: it can't follow the order.
+    """
+    if "op" in message:
+        return {"address": find_source_address(list(read_request([RouteRequest], message).towards))}
+    order = read_order(CHECK_ORDERS, message)
+    if isinstance(order, TorchOrder):
+        return _torch_facts(order.devices, channel.cache)
     return _answer_questions(channel)
 
 
@@ -51,29 +66,29 @@ def _answer_questions(channel: Any) -> dict[str, Any]:
     listener: _Listener | None = None
     try:
         while True:
-            message, _ = channel.recv()
+            request = read_request(CHECK_REQUESTS, channel.recv()[0])
             answer: dict[str, Any] = {}
             try:
-                if message["op"] == "clock":
+                if isinstance(request, ClockRequest):
                     answer = {"time_s": time.time()}
-                elif message["op"] == "facts":
+                elif isinstance(request, FactsRequest):
                     answer = _host_facts(channel.cache)
-                elif message["op"] == "listen":
-                    listener = _Listener(message["address"], message["secret"])
+                elif isinstance(request, ListenRequest):
+                    listener = _Listener(request.address, request.secret)
                     answer = {"port": listener.port}
-                elif message["op"] == "connect":
-                    answer = {"results": _connect_peers(message["peers"], message["wait_s"])}
+                elif isinstance(request, ConnectRequest):
+                    answer = {"results": _connect_peers(request.peers, request.wait_s)}
             except OSError as exc:
                 answer = {"error": _error_text(exc)}
-            channel.send({"event": "answer", "id": message["id"], **answer})
-            if message["op"] == "stop":
+            channel.send({"event": "answer", "id": request.id, **answer})
+            if isinstance(request, StopRequest):
                 return {}
     finally:
         if listener is not None:
             listener.close()
 
 
-def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:
+def _torch_facts(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:
     import warnings
 
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -202,18 +217,18 @@ class _Listener:
                 return
 
 
-def _connect_peers(peers: dict[str, dict[str, Any]], timeout_s: float) -> dict[str, dict[str, Any]]:
+def _connect_peers(peers: Mapping[str, PeerPort], timeout_s: float) -> dict[str, dict[str, Any]]:
     with ThreadPoolExecutor(_CONNECTIONS_AT_ONCE) as pool:
         jobs = {name: pool.submit(_connect_peer, peer, timeout_s) for name, peer in peers.items()}
         return {name: job.result() for name, job in jobs.items()}
 
 
-def _connect_peer(peer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _connect_peer(peer: PeerPort, timeout_s: float) -> dict[str, Any]:
     try:
         began = time.monotonic()
-        with socket.create_connection((peer["host"], peer["port"]), timeout_s) as connection:
+        with socket.create_connection((peer.host, peer.port), timeout_s) as connection:
             connect_s = time.monotonic() - began
-            authenticate(connection, peer["secret"], purpose=PURPOSE, timeout_s=timeout_s)
+            authenticate(connection, peer.secret, purpose=PURPOSE, timeout_s=timeout_s)
     except AuthenticationError:
         return {"error": "something else answered there"}
     except TimeoutError:

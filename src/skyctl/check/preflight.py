@@ -9,12 +9,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 from skyctl.agent.task_events import read_as_json
+from skyctl.agent.task_orders import write_order, write_request
 from skyctl.check import diagnosis
 from skyctl.check.check_answers import ANSWERS, TorchFacts
+from skyctl.check.check_orders import (
+    CheckRequest,
+    ClockRequest,
+    ConnectRequest,
+    FactsRequest,
+    ListenRequest,
+    PeerPort,
+    ServeOrder,
+    TorchOrder,
+)
 from skyctl.check.check_report import (
     CheckReport,
     DtypeReport,
@@ -71,21 +83,25 @@ class _CheckedNode:
     def name(self) -> str:
         return self.session.node.name
 
-    def ask(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request_of: Callable[[int], CheckRequest], timeout_s: float) -> dict[str, Any]:
         """One question to the task that serves on the node (started at the first one).
+
+        Args:
+            request_of: the request with that number.
 
         Raises:
             SkyctlError: the task failed, the node is lost, or no answer in time.
         """
         if self._task is None:
-            self._task = self.session.start_task(CHECK_TASK, {"op": "serve"}, name="check")
+            self._task = self.session.start_task(CHECK_TASK, write_order(ServeOrder()), name="check")
         number = next(self._ids)
-        self._task.send({"op": op, "id": number, **arguments})
+        request = request_of(number)
+        self._task.send(write_request(request))
         deadline = time.monotonic() + timeout_s
         while (event := self._task.recv(max(0.0, deadline - time.monotonic()))) is not None:
             message = event[0]
             if message.get("event") == "answer" and message.get("id") == number:
-                return read_as_json(ANSWERS[op], message, self.name)
+                return read_as_json(ANSWERS[request.kind], message, self.name)
             if message.get("event") in ("error", "exit"):
                 raise translate_task_failure(self.session.node, message)
         raise NodeError(f"node {self.name} did not answer within {timeout_s:g} s", node=self.name)
@@ -196,15 +212,14 @@ def _inspect_node(subject: _CheckedNode) -> None:
     """Reach to login went well, or there would be no session; Python, torch, devices, limits, clock."""
     node, session = subject.session.node, subject.session
     names = diagnosis.check_names(node)
-    facts = subject.ask("facts", ANSWER_TIMEOUT_S)
+    facts = subject.ask(FactsRequest, ANSWER_TIMEOUT_S)
     found = session.host if node.transport == "ssh" else "this machine"
     subject.ticks = [ok(name, found if name == "reach" else None) for name in names[: names.index("python")]]
     subject.ticks.append(diagnosis.python_tick(facts))
     clock = diagnosis.clock_tick(*_clock_offset(subject))
     answer: dict[str, Any] | SkyctlError
     try:
-        devices = list(node.devices) if node.devices is not None else None
-        order = {"op": "torch", "devices": devices}
+        order = write_order(TorchOrder(node.devices))
         answer = session.run_task(CHECK_TASK, order, TORCH_TIMEOUT_S, answer=TorchFacts)
         subject.torch = answer["torch"]
         subject.dtypes = tuple(DtypeReport(**one) for one in answer["dtypes"])
@@ -221,7 +236,7 @@ def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
     best = (0.0, float("inf"))
     for _ in range(_PINGS):
         began, sent = time.time(), time.monotonic()
-        there = subject.ask("clock", ANSWER_TIMEOUT_S)["time_s"]
+        there = subject.ask(ClockRequest, ANSWER_TIMEOUT_S)["time_s"]
         round_trip_s = time.monotonic() - sent
         if round_trip_s < best[1]:
             best = (there - (began + round_trip_s / 2), round_trip_s)
@@ -246,7 +261,8 @@ def _start_listening(subject: _CheckedNode) -> None:
     if subject.address is None:
         subject.ticks += skipped(["port"], "no address")
         return
-    answer = subject.ask("listen", ANSWER_TIMEOUT_S, address=subject.address, secret=subject.secret)
+    listen = partial(ListenRequest, address=subject.address, secret=subject.secret)
+    answer = subject.ask(listen, ANSWER_TIMEOUT_S)
     if "port" not in answer:
         hint = f"name another interface with `interface:` of node {subject.name!r} in cluster.yaml"
         found = f"no port of {subject.address} can be listened on: {answer.get('error')}"
@@ -259,15 +275,15 @@ def _start_listening(subject: _CheckedNode) -> None:
 def _connect_to_peers(subject: _CheckedNode, everyone: Sequence[_CheckedNode]) -> None:
     """Connects to every peer that listens. All at once: packets that vanish cost one time-out."""
     peers = {
-        peer.name: {"host": peer.address, "port": peer.port, "secret": peer.secret}
+        peer.name: PeerPort(peer.address, peer.port, peer.secret)
         for peer in everyone
-        if peer is not subject and peer.port is not None and peer.lost is None
+        if peer is not subject and peer.address is not None and peer.port is not None and peer.lost is None
     }
     if not peers:
         return
     waves = -(-len(peers) // _PEERS_AT_ONCE)
     limit_s = ANSWER_TIMEOUT_S + waves * 2 * CONNECT_TIMEOUT_S
-    answer = subject.ask("connect", limit_s, peers=peers, wait_s=CONNECT_TIMEOUT_S)
+    answer = subject.ask(partial(ConnectRequest, peers=peers, wait_s=CONNECT_TIMEOUT_S), limit_s)
     results = answer.get("results", {})
     if not set(results) <= set(peers):
         name = subject.name

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from skyctl.agent.message_fields import Address
-from skyctl.agent.network_interfaces import LOOPBACK, find_source_address
+from skyctl.agent.network_interfaces import LOOPBACK, RouteRequest, find_source_address
+from skyctl.agent.task_orders import write_request
 from skyctl.errors import SkyctlError, UnfitError
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ def _address_towards_peers(session: Session, peers: list[str]) -> str:
     if peers and session.node.transport == "local":
         source = find_source_address(peers)
     elif peers:
-        order = {"op": "route", "towards": peers}
-        answer = session.run_task(ROUTE_TASK_MODULE, order, _ROUTE_TIMEOUT_S, answer=RouteAnswer)
+        request = write_request(RouteRequest(tuple(peers)))
+        answer = session.run_task(ROUTE_TASK_MODULE, request, _ROUTE_TIMEOUT_S, answer=RouteAnswer)
         source = answer["address"]
     if source is not None:
         return source

@@ -1,0 +1,93 @@
+"""What ``skyctl check`` orders a node to do, and asks of it then: frozen records (``agent.task_orders``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from skyctl.agent.message_fields import Address, DeviceName, Index, MaxLength, Port, Seconds
+
+Secret = Annotated[str, MaxLength(200)]
+
+
+@dataclass(frozen=True)
+class TorchOrder:
+    """Say what torch finds there; ``devices``: those that are wanted, None: any."""
+
+    kind: ClassVar[str] = "torch"
+    devices: tuple[DeviceName, ...] | None
+
+
+@dataclass(frozen=True)
+class ServeOrder:
+    """Answer questions until told to stop."""
+
+    kind: ClassVar[str] = "serve"
+
+
+CheckOrder = TorchOrder | ServeOrder
+CHECK_ORDERS: tuple[type[CheckOrder], ...] = (TorchOrder, ServeOrder)
+
+
+@dataclass(frozen=True)
+class ClockRequest:
+    """What time is it there? ``id``, here and below: what the answer names."""
+
+    kind: ClassVar[str] = "clock"
+    id: Index
+
+
+@dataclass(frozen=True)
+class FactsRequest:
+    """What is there of Python, processors, memory and room?"""
+
+    kind: ClassVar[str] = "facts"
+    id: Index
+
+
+@dataclass(frozen=True)
+class ListenRequest:
+    """Listen on a port of that address, for those who know the secret."""
+
+    kind: ClassVar[str] = "listen"
+    id: Index
+    address: Address
+    secret: Secret = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PeerPort:
+    """Where a peer listens, for those who know its secret."""
+
+    host: Address
+    port: Port
+    secret: Secret = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ConnectRequest:
+    """Connect to each of the peers, by name; ``wait_s``: for each of them."""
+
+    kind: ClassVar[str] = "connect"
+    id: Index
+    peers: Mapping[str, PeerPort]
+    wait_s: Seconds
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """The task ends."""
+
+    kind: ClassVar[str] = "stop"
+    id: Index
+
+
+CheckRequest = ClockRequest | FactsRequest | ListenRequest | ConnectRequest | StopRequest
+CHECK_REQUESTS: tuple[type[CheckRequest], ...] = (
+    ClockRequest,
+    FactsRequest,
+    ListenRequest,
+    ConnectRequest,
+    StopRequest,
+)
