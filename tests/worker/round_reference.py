@@ -43,8 +43,13 @@ def train(
     drop: bool = False,
     affords: Callable[[str, int], int] | None = None,
     clip_norm: float | None = None,
+    outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Rounds:
-    """``shares``: each pipeline's microbatches of common batches; ``owners``: each has batches of its own."""
+    """Trains all pipelines in turn.
+
+    ``shares``: each pipeline's microbatches of common batches; ``owners``: each has batches of its own;
+    ``outer`` makes the optimizer whose gradient is what a round changes.
+    """
     torch.set_num_threads(1)
     sizes = microbatch_sizes(spec["batch_size"], microbatches)
     members: list[_Member] = []
@@ -60,6 +65,8 @@ def train(
         samples = (sum(sizes[:first]), sum(sizes[:stop]))
         members.append(_Member(load_workload(made), sizes[first:stop], samples, asked, first))
         first = stop
+    common = [torch.nn.Parameter(p.detach().clone()) for p in members[0].parameters]
+    steps_outside = None if outer is None else outer(common)
     found = Rounds()
     seed = WorkloadSpec.from_dict(spec).seed
     for number in range(rounds):
@@ -85,8 +92,14 @@ def train(
             for place, before in enumerate(start):
                 parts = (n * m.parameters[place] for n, m in zip(counts, members, strict=True) if n)
                 mean = sum(parts, torch.zeros_like(before)) / total if total else before
-                for member in members:
-                    member.parameters[place].copy_(mean)
+                if steps_outside is None:
+                    common[place].copy_(mean)
+                common[place].grad = before - mean
+            if steps_outside is not None and total:
+                steps_outside.step()
+            for member in members:
+                for own_weight, weight in zip(member.parameters, common, strict=True):
+                    own_weight.copy_(weight)
         parts_of_loss = (n * loss / total for n, loss in zip(counts, own, strict=True) if loss is not None)
         found.losses.append(sum(parts_of_loss) if total else [0.0, *found.losses][-1])
         found.own_losses.append(own)

@@ -1,9 +1,10 @@
 """Shards: the training state of one layer as one safetensors file, from which any plan can resume.
 
 A shard's tensors are ``model.NAME`` (from ``state_dict()``: parameters, or their float32 masters, and
-buffers), ``buffer.NAME`` (non-persistent buffers that have changed since the layer was built), ``extra.…``
-and ``optimizer.KEY.NAME``. Its metadata is the stamp, and, as JSON, the optimizer's plain numbers by
-parameter and those options of its groups that have changed since it was made. Nothing is pickled.
+buffers), ``buffer.NAME`` (non-persistent buffers that have changed since the layer was built), ``extra.…``,
+``optimizer.KEY.NAME`` and ``outer.NAME`` (the momentum of an outer optimizer). Its metadata is the stamp,
+and, as JSON, the optimizer's plain numbers by parameter and those options of its groups that have changed
+since it was made. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,21 @@ from skyctl.errors import RecordError, WorkloadError
 
 SHARD_FORMAT, SHARD_VERSION = "skyctl/shard", 1
 MODEL_PREFIX, BUFFER_PREFIX, EXTRA_PREFIX, OPTIMIZER_PREFIX = "model.", "buffer.", "extra.", "optimizer."
+OUTER_PREFIX = "outer."
 _EXTRA_STATE = "_extra_state"
 _UNSUPPORTED_HINT = "train without checkpoints, or with another optimizer"
 
 MasterOf = Callable[[nn.Parameter], nn.Parameter]
+
+
+class OuterMomentum(Protocol):
+    """The momentum that an outer optimizer has of each parameter (``worker.outer_optimizer``)."""
+
+    def momentum_of(self, weight: nn.Parameter, /) -> Tensor | None:
+        """That parameter's; None: there is none."""
+
+    def restore_momentum(self, weight: nn.Parameter, value: Tensor, /) -> None:
+        """Goes on with that one. Raises RecordError where it does not fit."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ class StageState:
         optimizer: over the parameters' masters; None for a stage that trains nothing.
         master_of: parameter → the parameter that the optimizer works on.
         skip: options of the optimizer's groups that are set by someone else, and not saved.
+        outer: momentum that is kept beside the optimizer's state; None: none is, nor restored.
 
     Raises:
         WorkloadError: the optimizer's state is not kept per parameter.
@@ -100,10 +113,11 @@ class StageState:
         optimizer: torch.optim.Optimizer | None,
         master_of: MasterOf,
         skip: Collection[str] = (),
+        outer: OuterMomentum | None = None,
     ) -> None:
         self.notes: list[str] = []
         self._layers, self._optimizer, self._master_of = list(layers), optimizer, master_of
-        self._skip = {"params", "initial_lr", *skip}
+        self._skip, self._outer = {"params", "initial_lr", *skip}, outer
         self._groups: dict[int, dict[str, Any]] = {}
         self._fresh: dict[int, dict[str, str]] = {}
         for group in [] if optimizer is None else optimizer.param_groups:
@@ -138,6 +152,9 @@ class StageState:
             if built is not buffer or version != buffer._version:
                 tensors[BUFFER_PREFIX + name] = buffer
         states, options = self._optimizer_state(layer, tensors, stamp)
+        if (outer := self._outer) is not None:
+            found = {name: outer.momentum_of(parameter) for name, parameter in layer.named_parameters()}
+            tensors |= {OUTER_PREFIX + name: value for name, value in found.items() if value is not None}
         for name, tensor in tensors.items():
             if tensor.layout is not torch.strided or tensor.dtype not in safetensors.DTYPES.values():
                 kind = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
@@ -164,6 +181,9 @@ class StageState:
             with torch.no_grad():
                 self._restore_model(layer, tensors, plain["extra"])
                 self._restore_optimizer(layer, tensors, plain["optimizer"], plain["options"])
+                if self._outer is not None:
+                    for name, momentum in _strip_prefix(tensors, OUTER_PREFIX).items():
+                        self._outer.restore_momentum(layer.get_parameter(name), momentum)
         except RecordError as exc:
             raise RecordError(f"{path}: {exc.message}", hint=exc.hint) from exc
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as exc:

@@ -42,7 +42,7 @@ PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbos
 """Parameters of ``compare`` that go with --paper."""
 
 
-COMPARED_ROUNDS = ("--local-steps", "--prox-mu", "--owners")
+COMPARED_ROUNDS = ("--local-steps", "--prox-mu", "--outer-lr", "--outer-momentum", "--owners")
 """Options of rounds in which all make all of their local steps: then it is known how many samples count."""
 
 

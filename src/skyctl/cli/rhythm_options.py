@@ -18,6 +18,8 @@ ALL_OWNERS: Literal["all"] = "all"
 OwnersChoice = tuple[tuple[str, ...], ...] | Literal["all"]
 """By owner, its nodes; ``all``: each node is an owner."""
 MOST_DIGITS = 9
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+"""Of DiLoCo's paper: what one of the two is where only the other is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,25 @@ class RhythmOptions:
             metavar="MU",
             help="With --local-steps: hold local weights near the round's first ones, by FedProx's proximal "
             "term times MU (changes training).",
+        ),
+    ] = None
+    outer_lr: Annotated[
+        float | None,
+        typer.Option(
+            "--outer-lr",
+            metavar="LR",
+            help="With --local-steps: treat what a round's average changes as a gradient, and step along it "
+            "with Nesterov momentum, as DiLoCo does; the learning rate of that step (0.7 with "
+            "--outer-momentum; else 1, the average; changes training).",
+        ),
+    ] = None
+    outer_momentum: Annotated[
+        float | None,
+        typer.Option(
+            "--outer-momentum",
+            metavar="M",
+            help="With --local-steps: the Nesterov momentum of that step, at least 0 and below 1 (0.9 with "
+            "--outer-lr; else 0; changes training).",
         ),
     ] = None
     clients_per_round: Annotated[
@@ -149,6 +170,8 @@ class RhythmOptions:
             "--local-steps": self.local_steps,
             "--owners": self.owners,
             "--prox-mu": self.prox_mu,
+            "--outer-lr": self.outer_lr,
+            "--outer-momentum": self.outer_momentum,
             "--clients-per-round": self.clients_per_round,
             "--drop-stragglers": True if self.drop_stragglers else None,
             "--round-deadline": self.round_deadline,
@@ -200,6 +223,7 @@ class RhythmOptions:
                 f"--prox-mu must be a number of at least 0, not {self.prox_mu}",
                 hint="--prox-mu 0.1; 0 is without the term",
             )
+        outer_lr, outer_momentum = self._outer_step()
         if self.round_deadline is not None and not 0 < self.round_deadline < math.inf:
             raise InputError(
                 f"--round-deadline must be a positive number of seconds, not {self.round_deadline}",
@@ -208,10 +232,30 @@ class RhythmOptions:
         return Rhythm(
             local_steps=_parse_local_steps(self.local_steps or "", owners=self.owners is not None),
             prox_mu=self.prox_mu or 0.0,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
             clients_per_round=self.clients_per_round,
             drop_stragglers=self.drop_stragglers,
             round_deadline_s=self.round_deadline,
         )
+
+    def _outer_step(self) -> tuple[float, float]:
+        """Learning rate and momentum of the outer step; without one those that leave the average as it is."""
+        if self.outer_lr is None and self.outer_momentum is None:
+            return 1.0, 0.0
+        lr = OUTER_LR if self.outer_lr is None else self.outer_lr
+        momentum = OUTER_MOMENTUM if self.outer_momentum is None else self.outer_momentum
+        if not 0 < lr < math.inf:
+            raise InputError(
+                f"--outer-lr must be a positive number, not {lr}",
+                hint="--outer-lr 0.7; 1 with --outer-momentum 0 is the average itself",
+            )
+        if not 0 <= momentum < 1:
+            raise InputError(
+                f"--outer-momentum must be at least 0 and below 1, not {momentum}",
+                hint="--outer-momentum 0.9; 0 is without momentum",
+            )
+        return lr, momentum
 
 
 def _parse_local_steps(text: str, *, owners: bool) -> int | tuple[int, ...] | Literal["auto"]:

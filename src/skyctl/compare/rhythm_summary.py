@@ -66,6 +66,11 @@ def describe_rounds(plan: Plan) -> list[str]:
     ]
     if rhythm.prox_mu:
         said.append(f"FedProx: local weights are held near the round's first ones, mu {rhythm.prox_mu:g}")
+    if rhythm.has_outer_step:
+        said.append(
+            "DiLoCo: an outer optimizer steps along what each round's average changes, at rate "
+            f"{rhythm.outer_lr:g} with Nesterov momentum {rhythm.outer_momentum:g}"
+        )
     if owners is not None:
         if rhythm.clients_per_round is not None:
             said.append(

@@ -238,7 +238,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[12] = 12
+    version: Literal[13] = 13
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem

@@ -157,7 +157,7 @@ class Problem(FileRecord):
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[11] = 11
+    version: Literal[13] = 13
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)

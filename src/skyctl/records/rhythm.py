@@ -27,6 +27,8 @@ class Rhythm(Record):
             speed. None: gradients are summed in every step.
         prox_mu: µ of the term µ/2 · ‖w − w₀‖² in every local loss, w₀ being the weights at the round's start
             (FedProx, arXiv 1812.06127).
+        outer_lr, outer_momentum: learning rate and Nesterov momentum of the outer optimizer, whose gradient
+            is what a round's average changes (DiLoCo, arXiv 2311.08105). 1 and 0: the average itself.
         clients_per_round: so many owners, drawn anew, take part in each round; None: all.
         drop_stragglers: the work of owners that make fewer local steps than asked is not averaged.
         round_deadline_s: an owner ends its part of a round with the local step in which so many seconds of
@@ -40,6 +42,8 @@ class Rhythm(Record):
     undelayed_steps: Index = since(11, 0)
     local_steps: Count | Annotated[Seq[Count], Field(min_length=1)] | Literal["auto"] | None = since(11, None)
     prox_mu: float = since(11, 0.0, ge=0)
+    outer_lr: float = since(13, 1.0, gt=0)
+    outer_momentum: float = since(13, 0.0, ge=0, lt=1)
     clients_per_round: Count | None = since(11, None)
     drop_stragglers: bool = since(11, False)
     round_deadline_s: Positive | None = since(11, None)
@@ -54,6 +58,11 @@ class Rhythm(Record):
     def is_rounds(self) -> bool:
         """Whether weights are averaged once a round, and not gradients summed every step."""
         return self.local_steps is not None
+
+    @property
+    def has_outer_step(self) -> bool:
+        """Whether a round's average is not yet the weights: an outer optimizer makes them of it."""
+        return self.outer_lr != 1 or self.outer_momentum > 0
 
     @property
     def unit(self) -> Literal["step", "round"]:
@@ -71,6 +80,8 @@ class Rhythm(Record):
             raise ValueError("undelayed_steps is of a rhythm whose delay is 1")
         of_rounds = {
             "prox_mu": self.prox_mu > 0,
+            "outer_lr": self.outer_lr != 1,
+            "outer_momentum": self.outer_momentum > 0,
             "clients_per_round": self.clients_per_round is not None,
             "drop_stragglers": self.drop_stragglers,
             "round_deadline_s": self.round_deadline_s is not None,

@@ -37,7 +37,12 @@ def round_options(plan: Plan, number: int) -> RoundOptions | None:
         return None
     local_steps = plan.pipelines[number].local_steps
     assert local_steps is not None, "a pipeline of such a plan has them"
-    options = RoundOptions(steps=local_steps, prox_mu=rhythm.prox_mu)
+    options = RoundOptions(
+        steps=local_steps,
+        prox_mu=rhythm.prox_mu,
+        outer_lr=rhythm.outer_lr,
+        outer_momentum=rhythm.outer_momentum,
+    )
     if owners is None:
         return options
     return replace(

@@ -3,7 +3,8 @@
 Local SGD (arXiv 1805.09767) where pipelines share each batch; FedAvg (arXiv 1602.05629) where each is an
 owner's, with data of its own; with ``prox_mu`` FedProx (arXiv 1812.06127): the gradient of µ/2 · ‖w − w₀‖² is
 added to the local one, w₀ being the weights at the round's start, and the work of stragglers, owners that
-make fewer steps than asked, is kept, weighted by its samples.
+make fewer steps than asked, is kept, weighted by its samples. With ``outer_lr`` or ``outer_momentum`` an
+outer optimizer steps along what the average changes (DiLoCo, arXiv 2311.08105; ``outer_optimizer``).
 
 With H local steps a round, local step j of round r trains on batch r · H + j of the pipeline's own stream,
 whatever came of earlier rounds: so a run that goes on from a checkpoint trains on the batches that it would
@@ -15,17 +16,19 @@ A step of the run is a round: its event, validations and checkpoints follow the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from skyctl.schedule.rounds import clients_of_round
 from skyctl.worker.afforded_steps import Affords, StepsComparison, make_affords
 from skyctl.worker.executor import Executor
 from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.outer_optimizer import OuterOptimizer
 from skyctl.worker.peer import Neighbours
 from skyctl.worker.rank_order import RoundOptions
 from skyctl.worker.round_deadline import RoundDeadline
@@ -48,6 +51,7 @@ class LocalRounds:
         executor: makes the local steps, without a sum.
         update: that its steps end with.
         average: of the weights at a round's end; None: this pipeline is alone.
+        outer: steps along what the average changes; None: the weights become the average.
         seeder: of the executor's layers, told the number of each local step.
         affords: how many local steps the owner can make in a round; None: all of them.
         comparison: with the numbers that the owner's other stages come to.
@@ -63,6 +67,7 @@ class LocalRounds:
         average: WeightAverage | None,
         options: RoundOptions,
         *,
+        outer: OuterOptimizer | None = None,
         seeder: LayerSeeder,
         seed: int,
         affords: Affords | None = None,
@@ -71,15 +76,16 @@ class LocalRounds:
         first_round: int = 0,
     ) -> None:
         self._executor, self._update = executor, update
-        self._average, self._options = average, options
+        self._average, self._options, self._outer = average, options, outer
         self._seeder, self._seed = seeder, seed
         self._affords, self._comparison, self._deadline = affords, comparison, deadline
         self._samples = sum(executor.microbatch_sizes)
         self._next_batch = first_round * options.steps
         self._asked_to_end = False
         self._last_part = 0.0
-        self._start: RoundStart | None = None
-        if options.owner is not None or options.prox_mu or (average is not None and average.needs_start):
+        self._start: RoundStart | None = None if outer is None else outer.start
+        needed = options.owner is not None or options.prox_mu or (average is not None and average.needs_start)
+        if needed and self._start is None:
             self._start = RoundStart(executor.stage.layers)
         if (start := self._start) is not None and options.prox_mu:
             update.terms.append(lambda: start.add_difference(options.prox_mu))
@@ -219,6 +225,9 @@ class LocalRounds:
             total, end = found.samples, found.end
         if not total and self._start is not None:
             self._start.restore()
+        elif self._outer is not None:
+            progress.phase = f"round {step}, the outer step"
+            report.optimizer_s += self._update.timer.run(self._outer.step).wall_s
         report.total_samples = total
         self._asked_to_end = end == ENDS_NEXT
         report.is_last = end == ENDS
@@ -256,11 +265,19 @@ def _add(total: StepReport, one: StepReport) -> None:
             total.grad_norm = value
 
 
+def make_outer_optimizer(options: RoundOptions | None, layers: Sequence[nn.Module]) -> OuterOptimizer | None:
+    """The outer optimizer of a stage's layers; None if its weights become the average itself."""
+    if options is None or (options.outer_lr == 1 and not options.outer_momentum):
+        return None
+    return OuterOptimizer(layers, options.outer_lr, options.outer_momentum)
+
+
 def make_rounds(
     options: RoundOptions,
     executor: Executor,
     update: StageUpdate,
     average: WeightAverage | None,
+    outer: OuterOptimizer | None,
     workload: Workload,
     seeder: LayerSeeder,
     first_round: int,
@@ -287,6 +304,7 @@ def make_rounds(
         update,
         average,
         options,
+        outer=outer,
         seeder=seeder,
         seed=workload.spec.seed,
         affords=affords,

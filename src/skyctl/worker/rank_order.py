@@ -176,6 +176,7 @@ class RoundOptions:
         owner: what this rank's owner is called; None: pipelines share each batch.
         index, owners: the owner's place among all, and how many there are.
         prox_mu: µ of FedProx's proximal term; 0: without it.
+        outer_lr, outer_momentum: of the outer step; 1 and 0: the weights become the average itself.
         clients: how many owners take part in each round; None: all.
         drop_stragglers: work of fewer steps than asked is left out of the average.
         deadline_s: seconds of a round after which its owner begins no further local step; None: no limit.
@@ -186,6 +187,8 @@ class RoundOptions:
     index: Index = 0
     owners: Count = 1
     prox_mu: float = 0.0
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
     clients: Count | None = None
     drop_stragglers: bool = False
     deadline_s: Seconds | None = None

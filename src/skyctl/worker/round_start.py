@@ -14,33 +14,38 @@ Tensor = torch.Tensor
 
 
 class RoundStart:
-    """What a stage's weights and buffers were at a round's start."""
+    """What a stage's weights and buffers were at a round's start.
+
+    Attributes:
+        weights: the stage's trained weights, as they are now.
+        values: in their order, what their masters were.
+    """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = list(layers)
-        self._weights = MasterWeights(p for layer in layers for p in layer.parameters())
-        masters = self._weights.masters
-        self._saved = [torch.empty_like(master) for master in masters]
-        self._saved_of = {id(master): one for master, one in zip(masters, self._saved, strict=True)}
+        self.weights = MasterWeights(p for layer in layers for p in layer.parameters())
+        masters = self.weights.masters
+        self.values = [torch.empty_like(master) for master in masters]
+        self._value_of = {id(master): one for master, one in zip(masters, self.values, strict=True)}
         self._buffers: SavedBuffers | None = None
 
     @torch.no_grad()
     def take(self) -> None:
         """Keeps the weights and buffers that a round begins with."""
-        if self._saved:
-            torch._foreach_copy_(self._saved, self._weights.masters)
+        if self.values:
+            torch._foreach_copy_(self.values, self.weights.masters)
         self._buffers = SavedBuffers(self._layers)
 
     def restore(self) -> None:
         """Nobody's work counts: all is as it was."""
-        self._weights.set(self._saved)
+        self.weights.set(self.values)
         if self._buffers is not None:
             self._buffers.restore()
 
     @torch.no_grad()
     def add_difference(self, mu: float) -> None:
         """Adds µ(w − w₀) to every gradient there is."""
-        parts = zip(self._weights.parameters, self._weights.masters, self._saved, strict=True)
+        parts = zip(self.weights.parameters, self.weights.masters, self.values, strict=True)
         for parameter, master, saved in parts:
             accumulate_into_master(parameter)
             if master.grad is not None:
@@ -48,4 +53,4 @@ class RoundStart:
 
     def of(self, weight: nn.Parameter) -> Tensor:
         """What that weight of the stage's was; of one in low precision: what its master was."""
-        return self._saved_of[id(master_of(weight))]
+        return self._value_of[id(master_of(weight))]

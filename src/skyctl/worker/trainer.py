@@ -29,7 +29,7 @@ from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.local_rounds import make_rounds
+from skyctl.worker.local_rounds import make_outer_optimizer, make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.parameter_root import RootWeights
@@ -106,6 +106,7 @@ class Trainer:
         batches = self._batches = RankBatches(order, self._workload)
         self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, batches.first_microbatch)
         stage = self._build_stage()
+        self._outer = make_outer_optimizer(order.rounds, stage.layers)
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
         scheduler = self._make_scheduler(parameters, optimizer)
@@ -201,7 +202,7 @@ class Trainer:
         if options is None and self._order.resume is None:
             return 0, None
         self._progress.phase = RESTORE_PHASE
-        state = StageState(layers, optimizer, master_of, skip=scheduler.options)
+        state = StageState(layers, optimizer, master_of, skip=scheduler.options, outer=self._outer)
         if (root := self._root_weights) is not None:
             state = StageState(layers, root.optimizer, root.stands_for, skip=root.scheduler.options)
         origin = ShardOrigin(
@@ -362,6 +363,7 @@ class Trainer:
             executor,
             update,
             self._average,
+            self._outer,
             self._workload,
             self._seeder,
             first_step,

@@ -31,6 +31,9 @@ SUM_SHARE = 0.1
 SCALINGS, ROUNDED_SCALINGS = 2, 5
 """Passes over the weights that an average takes beside the sum: times the samples, and divided by all; in a
 format that rounds also less the round's first weights, plus what was lost before, and what is lost now."""
+OUTER_PASSES = 5
+"""Passes over the weights that an outer step takes: the difference, its momentum (times the rate, and added),
+Nesterov's look ahead, and the step."""
 MEDIAN = 0.5
 
 
@@ -49,7 +52,7 @@ class RoundTimes:
 
     Attributes:
         local_steps: by pipeline.
-        round_s: of the median round, the average included.
+        round_s: of the median round, the average and the outer step included.
         sync_s: the average's part of it.
     """
 
@@ -60,7 +63,9 @@ class RoundTimes:
 
 def keeps_start(problem: Problem) -> bool:
     """Whether a stage keeps a copy of the weights that the round began with."""
-    return problem.owners is not None or problem.rhythm.prox_mu > 0 or rounds_weights(problem)
+    rhythm = problem.rhythm
+    needed = rhythm.prox_mu > 0 or rhythm.has_outer_step
+    return problem.owners is not None or needed or rounds_weights(problem)
 
 
 def rounds_weights(problem: Problem) -> bool:
@@ -70,7 +75,8 @@ def rounds_weights(problem: Problem) -> bool:
 
 def local_problem(problem: Problem) -> Problem:
     """The problem of one local step, as one pipeline's: layers hold what they keep from round to round."""
-    copied = float(keeps_start(problem) + rounds_weights(problem))
+    keeps_momentum = problem.rhythm.outer_momentum > 0
+    copied = float(keeps_start(problem) + keeps_momentum + rounds_weights(problem))
     layers = tuple(
         layer.model_copy(
             update={
@@ -158,7 +164,7 @@ class RoundModel:
                 made = max(1, math.ceil(limit_s / each_s * (1 - 1e-9)))
             work_s.append(made * each_s)
         slowest_s = median_slowest_s(work_s, self.problem.rhythm.clients_per_round)
-        return RoundTimes(tuple(steps), slowest_s + sync_s, sync_s)
+        return RoundTimes(tuple(steps), slowest_s + sync_s + self._outer_s(pipelines, scale), sync_s)
 
     def prediction(
         self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup], times: RoundTimes
@@ -192,6 +198,13 @@ class RoundModel:
             sync_s=times.sync_s,
             replicas=tuple(replicas),
         )
+
+    def _outer_s(self, pipelines: Sequence[LocalPipeline], scale: TimeScale) -> float:
+        """Seconds of the outer step, which every holder makes after the average."""
+        if not self.problem.rhythm.has_outer_step:
+            return 0.0
+        held = (stage for one in pipelines for stage in one.placement)
+        return max(OUTER_PASSES * scale.device(stage.device) * self._pass_s(*stage) for stage in held)
 
     def _pass_s(self, device: int, start: int, stop: int) -> float:
         """Seconds of a device to go over its weights once, as when it adds what it has received."""

@@ -44,13 +44,15 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
     held = [one for row in rows for one in row]
     rounded = problem.sync_format != "float32"
     kept = _copies(problem)
+    copies = kept + rounded + (problem.rhythm.outer_momentum > 0)
     needs = [
-        step.need_bytes(one, groups, chunk_bytes_of(plan)) + (kept + rounded) * _weight_bytes(step, one)
-        for one in held
+        step.need_bytes(one, groups, chunk_bytes_of(plan)) + copies * _weight_bytes(step, one) for one in held
     ]
     steps = [pipeline.local_steps or 0 for pipeline in plan.pipelines]
     sync_s = _average_s(step, rows, groups, sums=2 if rounded else 1, passes=(5 if rounded else 2) + kept)
     round_s = _slowest_s(problem, step, rows, steps) + sync_s
+    if _has_outer_step(problem):
+        round_s += 5 * max(_pass_s(step, one) for one in held)
     compute_s = [count * _compute_s(step, one) for count, row in zip(steps, rows, strict=True) for one in row]
     return [
         Check(name="pipelines", ok=True, detail=f"{len(rows)} pipelines make {_words(steps)} local steps"),
@@ -70,7 +72,12 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
 def _copies(problem: Problem) -> int:
     """Whether stages keep the weights that a round began with."""
     rounded = problem.sync_format != "float32"
-    return int(problem.owners is not None or problem.rhythm.prox_mu > 0 or rounded)
+    compares = problem.rhythm.prox_mu > 0 or _has_outer_step(problem)
+    return int(problem.owners is not None or compares or rounded)
+
+
+def _has_outer_step(problem: Problem) -> bool:
+    return (problem.rhythm.outer_lr, problem.rhythm.outer_momentum) != (1, 0)
 
 
 def _weight_bytes(step: CheckedHybrid, one: HeldRange) -> float:
