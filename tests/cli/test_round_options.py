@@ -67,9 +67,36 @@ def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "lr", "momentum"),
+    [
+        ((), 1.0, 0.0),
+        (("--outer-lr", "0.5"), 0.5, 0.9),
+        (("--outer-momentum", "0.8"), 0.7, 0.8),
+        (("--outer-lr", "0.5", "--outer-momentum", "0"), 0.5, 0.0),
+        (("--outer-lr", "1", "--outer-momentum", "0"), 1.0, 0.0),
+    ],
+)
+def test_one_outer_option_brings_the_papers_value_of_the_other(
+    run: Run, words: tuple[str, ...], lr: float, momentum: float
+) -> None:
+    code, out, err = run(*PLAN, "--local-steps", "4", *words, "-o", "plan.json")
+    assert code == 0, err
+    made = json.loads(Path("plan.json").read_text())
+    rhythm = made["problem"]["rhythm"]
+    assert (rhythm.get("outer_lr", 1.0), rhythm.get("outer_momentum", 0.0)) == (lr, momentum)
+    averages = (lr, momentum) == (1, 0)
+    assert made["version"] == made["problem"]["version"] == (11 if averages else 13)
+    assert ("DiLoCo" in out) != averages
+    assert run("verify", "plan.json")[0] == 0
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--prox-mu", "0.1"), "--prox-mu goes with --local-steps"),
+        (("--outer-lr", "0.7"), "--outer-lr goes with --local-steps"),
+        (("--outer-momentum", "0.9"), "--outer-momentum goes with --local-steps"),
+        (("--sync-delay", "1", "--outer-lr", "0.7"), "--outer-lr goes with --local-steps"),
         (("--owners", "all"), "--owners goes with --local-steps"),
         (("--drop-stragglers",), "--drop-stragglers goes with --local-steps"),
         (("--local-steps", "0"), "a whole number of at least 1, or auto"),
@@ -77,6 +104,9 @@ def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
         (("--local-steps", "2,3"), "goes with --owners"),
         (("--local-steps", "2,3", "--owners", "n0,n1,n2"), "--local-steps has 2 numbers for 3 owners"),
         (("--local-steps", "2", "--prox-mu", "-1"), "--prox-mu must be"),
+        (("--local-steps", "2", "--outer-lr", "0"), "--outer-lr must be a positive number, not 0"),
+        (("--local-steps", "2", "--outer-lr", "nan"), "--outer-lr must be a positive number, not nan"),
+        (("--local-steps", "2", "--outer-momentum", "1"), "--outer-momentum must be at least 0 and below 1"),
         (("--local-steps", "2", "--owners", "all", "--round-deadline", "0"), "--round-deadline must be"),
         (("--local-steps", "2", "--clients-per-round", "1"), "goes with --owners"),
         (("--local-steps", "2", "--owners", "n0,,n1"), "an owner has no node"),
@@ -192,6 +222,8 @@ def test_no_delay_leaves_staleness_as_it_is() -> None:
         ("--sync-delay", "1"),
         ("--local-steps", "2"),
         ("--owners", "all"),
+        ("--outer-lr", "0.7"),
+        ("--outer-momentum", "0.9"),
     ],
 )
 def test_a_run_that_is_resumed_has_settled_how_it_is_planned(words: tuple[str, str]) -> None:

@@ -108,6 +108,44 @@ def test_fedprox_costs_two_passes_a_step_and_auto_levels_the_work() -> None:
     assert verify(numbers.problem, numbers).ok
 
 
+@pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d"), ("a", "c+d")])
+@pytest.mark.parametrize("sync_format", ["float32", "int8"])
+def test_an_outer_step_costs_passes_a_round_and_keeps_its_momentum(
+    owners: tuple[str, ...], sync_format: str
+) -> None:
+    """Over the round's first weights, which need one pass and one copy where nothing else keeps them."""
+
+    def made(**rhythm: float) -> Plan:
+        asked = {"local_steps": 5, **rhythm}
+        more = {"sync_format": sync_format}
+        found = plan(owned(asked, *owners, **more) if owners else problem(asked, **more))
+        assert verify(found.problem, found).ok
+        assert predict(found.problem, found) == found.predicted
+        assert parse(Plan, found.to_json(), "a file") == found
+        return found
+
+    plain, still, moving = made(), made(outer_lr=0.7), made(outer_lr=0.7, outer_momentum=0.9)
+    begins = not owners and sync_format == "float32"
+    pass_s = REDUCE_S * LAYERS * SIZE
+    for outside, passes in ((still, 3), (moving, 5)):
+        assert outside.predicted.sync_s - plain.predicted.sync_s == pytest.approx(begins * pass_s)
+        assert outside.predicted.iteration_s - plain.predicted.iteration_s == pytest.approx(
+            (passes + begins) * pass_s
+        )
+        assert '"version": 13' in outside.to_json()
+    held = [stage.stop - stage.start for one in plain.pipelines for stage in one.stages]
+    memory = [[one.memory_bytes or 0 for one in found.predicted.replicas] for found in (plain, still, moving)]
+    for layers, without, slow, fast in zip(held, *memory, strict=True):
+        assert slow - without == pytest.approx(begins * layers * SIZE)
+        assert fast - slow == pytest.approx(layers * SIZE)
+    same = made(outer_lr=1.0, outer_momentum=0.0)
+    assert same.predicted == plain.predicted
+    assert '"version": 11' in same.to_json()
+    for wrong in (plain, still):
+        changed = moving.model_copy(update={"predicted": wrong.predicted})
+        assert not verify(moving.problem, changed).ok
+
+
 @pytest.mark.parametrize(("sync_format", "share"), [("bfloat16", 1 / 2), ("int8", 33 / 128)])
 @pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d")])
 def test_an_average_in_fewer_bytes_is_two_sums_and_keeps_what_it_loses(
@@ -290,6 +328,8 @@ def test_common_batches_are_shared_by_those_with_the_shortest_round() -> None:
     ("rhythm", "more", "message"),
     [
         ({"prox_mu": 1.0}, {}, "of a rhythm with local_steps"),
+        ({"outer_lr": 0.7}, {}, "of a rhythm with local_steps"),
+        ({"outer_momentum": 0.9}, {}, "of a rhythm with local_steps"),
         ({"local_steps": 2, "delay": 1}, {}, "has no delay"),
         ({"local_steps": [2, 2]}, {}, "of a problem with owners"),
         ({"local_steps": 2, "clients_per_round": 1}, {}, "of a problem with owners"),

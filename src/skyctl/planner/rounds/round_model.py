@@ -31,9 +31,9 @@ SUM_SHARE = 0.1
 SCALINGS, ROUNDED_SCALINGS = 2, 5
 """Passes over the weights that an average takes beside the sum: times the samples, and divided by all; in a
 format that rounds also less the round's first weights, plus what was lost before, and what is lost now."""
-OUTER_PASSES = 5
-"""Passes over the weights that an outer step takes: the difference, its momentum (times the rate, and added),
-Nesterov's look ahead, and the step."""
+OUTER_PASSES, MOMENTUM_PASSES = 3, 2
+"""Passes over the weights that an outer step takes: the difference, the step, and a copy; with momentum also
+what adds the difference to it, and it to the difference."""
 MEDIAN = 0.5
 
 
@@ -201,10 +201,12 @@ class RoundModel:
 
     def _outer_s(self, pipelines: Sequence[LocalPipeline], scale: TimeScale) -> float:
         """Seconds of the outer step, which every holder makes after the average."""
-        if not self.problem.rhythm.has_outer_step:
+        rhythm = self.problem.rhythm
+        if not rhythm.has_outer_step:
             return 0.0
+        passes = OUTER_PASSES + MOMENTUM_PASSES * (rhythm.outer_momentum > 0)
         held = (stage for one in pipelines for stage in one.placement)
-        return max(OUTER_PASSES * scale.device(stage.device) * self._pass_s(*stage) for stage in held)
+        return max(passes * scale.device(stage.device) * self._pass_s(*stage) for stage in held)
 
     def _pass_s(self, device: int, start: int, stop: int) -> float:
         """Seconds of a device to go over its weights once, as when it adds what it has received."""

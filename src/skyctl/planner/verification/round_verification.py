@@ -52,7 +52,8 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
     sync_s = _average_s(step, rows, groups, sums=2 if rounded else 1, passes=(5 if rounded else 2) + kept)
     round_s = _slowest_s(problem, step, rows, steps) + sync_s
     if _has_outer_step(problem):
-        round_s += 5 * max(_pass_s(step, one) for one in held)
+        passes = 5 if problem.rhythm.outer_momentum > 0 else 3
+        round_s += passes * max(_pass_s(step, one) for one in held)
     compute_s = [count * _compute_s(step, one) for count, row in zip(steps, rows, strict=True) for one in row]
     return [
         Check(name="pipelines", ok=True, detail=f"{len(rows)} pipelines make {_words(steps)} local steps"),
