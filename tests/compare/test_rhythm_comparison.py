@@ -212,7 +212,7 @@ def test_a_round_counts_as_the_steps_whose_samples_it_trains_on(local_steps: Any
 
 def test_owners_stand_beside_an_average_after_every_step() -> None:
     """Each owner's local steps are of batches of its own, so both count by all of them."""
-    outcomes = job(Rhythm(local_steps=4, prox_mu=0.1), owners="all").plans(measured(1e6))
+    outcomes = job(Rhythm(local_steps=4, prox_mu=0.1, outer_lr=0.7), owners="all").plans(measured(1e6))
     plans = by_name(outcomes)
     assert list(plans) == ["even", "synchronous", "optimal"]
     best, plain = plans["optimal"], plans["synchronous"]

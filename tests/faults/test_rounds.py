@@ -20,7 +20,7 @@ ROUNDS, EVERY = 24, 3
 LAYERS = 7
 PLANS = {
     "owners": ("--local-steps", "2,1,2", "--owners", "a,b,c+d", "--prox-mu", "0.1"),
-    "int8": ("--local-steps", "2,1,2", "--owners", "a,b,c+d", "--sync-format", "int8"),
+    "int8": ("--local-steps", "2,1,2", "--owners", "a,b,c+d", "--sync-format", "int8", "--outer-lr", "0.7"),
     "few": ("--local-steps", "2", "--owners", "a,b,c+d", "--clients-per-round", "2"),
     "common": ("--local-steps", "2", "--limit", "a,b,c"),
 }
