@@ -173,7 +173,8 @@ def test_an_average_in_fewer_bytes_is_two_sums_and_keeps_what_it_loses(
 
 @pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d"), ("a", "c+d")])
 def test_the_interval_is_of_the_same_round(owners: tuple[str, ...]) -> None:
-    asked = owned({"local_steps": 5, "prox_mu": 0.1}, *owners) if owners else problem({"local_steps": 5})
+    rhythm = {"local_steps": 5, "prox_mu": 0.1, "outer_momentum": 0.9}
+    asked = owned(rhythm, *owners) if owners else problem({"local_steps": 5})
 
     def made(uncertainty: float) -> Plan:
         devices = [
