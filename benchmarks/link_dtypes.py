@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from runs.driver import worker_driver
 
-from skyctl.worker.tensor_codec import codec_for
+from skyctl.worker.sums.tensor_codec import codec_for
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 

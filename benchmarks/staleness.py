@@ -21,8 +21,8 @@ from typing import Any
 
 from runs.driver import worker_driver
 
+from skyctl.schedule.seeds import splitmix64
 from skyctl.schedule.stale_simulation import WorkerTimes, simulate_stale
-from skyctl.worker.layer_seeder import splitmix64
 from skyctl.workload.workload_spec import WorkloadSpec
 
 STEPS, REAL_TIME = 300, "--real-time"

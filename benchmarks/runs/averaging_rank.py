@@ -14,9 +14,9 @@ from torch import distributed, nn  # noqa: E402
 
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
 from skyctl.transport.process_group import SkyctlProcessGroup  # noqa: E402
-from skyctl.worker.gradient_sync import GradientSync  # noqa: E402
 from skyctl.worker.peer import Peer  # noqa: E402
 from skyctl.worker.rank_order import RoutePlace, SumGroup  # noqa: E402
+from skyctl.worker.sums.gradient_sync import GradientSync  # noqa: E402
 
 HOST = "127.0.0.1"
 SECRET = "averaging benchmark"

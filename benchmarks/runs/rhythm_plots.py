@@ -21,7 +21,7 @@ from skyctl import plan
 from skyctl.records.problem import Problem
 from skyctl.records.rhythm import Rhythm
 from skyctl.schedule.stale_simulation import WorkerTimes, simulate_stale
-from skyctl.worker.sum_delay import SumDelay
+from skyctl.worker.updates.sum_delay import SumDelay
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

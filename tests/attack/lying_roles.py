@@ -30,17 +30,17 @@ from skyctl.run.health_monitor import Deadlines, RankHealth, judge_health
 from skyctl.run.rank_failure import FailureReport, RankState
 from skyctl.run.rank_group import RankGroup
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
-from skyctl.worker import ongoing_sum
-from skyctl.worker.lr_scheduler import LearningRateScheduler
-from skyctl.worker.ongoing_sum import OngoingSum
-from skyctl.worker.parameter_root import ParameterRoot, RootWeights
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_order import RoundOptions, Staleness, SumGroup, SumOrder
-from skyctl.worker.route_sum import RouteSum
-from skyctl.worker.stale_sync import StaleSync
-from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import GRADIENTS, HEADER
-from skyctl.worker.weight_average import GOES_ON, WeightAverage
+from skyctl.worker.rounds.weight_average import GOES_ON, WeightAverage
+from skyctl.worker.sums import ongoing_sum
+from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.route_sum import RouteSum
+from skyctl.worker.sums.sum_layout import make_layout
+from skyctl.worker.sums.sum_messages import GRADIENTS, HEADER
+from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
+from skyctl.worker.updates.parameter_root import ParameterRoot, RootWeights
+from skyctl.worker.updates.stale_sync import StaleSync
 from skyctl.workload.recipe import Recipe
 
 from ..helpers.orders import beside, helper_order, rank_order, rank_spec

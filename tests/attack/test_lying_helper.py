@@ -20,7 +20,7 @@ import os
 import sys
 
 if os.environ.get("LIE") == "end" and sys.orig_argv[-1] == "skyctl.worker.rank":
-    from skyctl.worker.route_sum import RouteSum
+    from skyctl.worker.sums.route_sum import RouteSum
 
     honest = RouteSum.agree
 
@@ -31,8 +31,8 @@ if os.environ.get("LIE") == "end" and sys.orig_argv[-1] == "skyctl.worker.rank":
     RouteSum.agree = agree
 
 if os.environ.get("LIE") == "nan" and sys.orig_argv[-1] == "skyctl.worker.rank":
-    from skyctl.worker import sum_messages
-    from skyctl.worker.sum_messages import HEADER, GRADIENTS, SumStamp
+    from skyctl.worker.sums import sum_messages
+    from skyctl.worker.sums.sum_messages import HEADER, GRADIENTS, SumStamp
 
     honest = sum_messages.OutgoingMessages.send
 

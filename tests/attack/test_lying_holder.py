@@ -40,8 +40,8 @@ FROM_STEP = 7
 
 
 def lie():
-    from skyctl.worker import sum_messages
-    from skyctl.worker.sum_messages import AGREEMENT, HEADER, GRADIENTS, SumMessage, SumStamp
+    from skyctl.worker.sums import sum_messages
+    from skyctl.worker.sums.sum_messages import AGREEMENT, HEADER, GRADIENTS, SumMessage, SumStamp
 
     honest = sum_messages.OutgoingMessages.send
     sent = {}

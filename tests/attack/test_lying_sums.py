@@ -18,8 +18,8 @@ import os
 import sys
 
 if os.environ.get("LIE") and sys.orig_argv[-1] == "skyctl.worker.rank":
-    from skyctl.worker import sum_messages
-    from skyctl.worker.sum_messages import GRADIENTS, HEADER, SumMessage, SumStamp
+    from skyctl.worker.sums import sum_messages
+    from skyctl.worker.sums.sum_messages import GRADIENTS, HEADER, SumMessage, SumStamp
 
     honest = sum_messages.OutgoingMessages.send
 

@@ -64,7 +64,7 @@ def act():
 
 
 def die_in_a_sum():
-    from skyctl.worker.gradient_sync import GradientSync
+    from skyctl.worker.sums.gradient_sync import GradientSync
 
     finish, steps = GradientSync.finish, []
 

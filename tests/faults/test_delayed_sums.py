@@ -21,8 +21,8 @@ from .test_data_plans import EVERY, HYBRIDS, SIZES, STEPS, TRAIN, launch
 
 DELAYED = ("--parallel", "data", "--sync-delay", "1", "--undelayed-steps", "2")
 SUM = """\
-    from skyctl.worker.delayed_sync import DelayedSync
-    from skyctl.worker.ongoing_sum import OngoingSum
+    from skyctl.worker.updates.delayed_sync import DelayedSync
+    from skyctl.worker.sums.ongoing_sum import OngoingSum
 
     finish, scatter, steps = DelayedSync.change_over, OngoingSum.scatter, []
 

@@ -37,7 +37,7 @@ LIE = Path("LIE_FILE")
 
 def lie():
     """Once, where that file is: says that the run ends with this round."""
-    from skyctl.worker import weight_average
+    from skyctl.worker.rounds import weight_average
 
     honest = weight_average._GroupAverage.agree
 

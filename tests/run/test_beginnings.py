@@ -11,7 +11,7 @@ from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.run.rank_reports import RankReports
-from skyctl.worker.batch_sketch import sketch_layers
+from skyctl.worker.batches.batch_sketch import sketch_layers
 
 
 def reports(devices: int) -> RankReports:

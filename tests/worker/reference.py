@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.workload import Workload, load_workload

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from skyctl.schedule.rounds import clients_of_round
-from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from skyctl.errors import RunError
-from skyctl.worker.activation_recompute import RecomputedLayer
-from skyctl.worker.stage import PipelineStage
+from skyctl.worker.pipeline.activation_recompute import RecomputedLayer
+from skyctl.worker.pipeline.stage import PipelineStage
 from skyctl.workload.builtin import Attention, Embedding, Head, Mlp
 from skyctl.workload.costs import count_layer_costs
 from skyctl.workload.shape_inference import TensorSpec

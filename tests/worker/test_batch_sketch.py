@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from skyctl.run.batch_check import _agree
-from skyctl.worker.batch_sketch import EVERY_STEPS, FIRST_STEPS, BatchSketcher, sketch_value
+from skyctl.worker.batches.batch_sketch import EVERY_STEPS, FIRST_STEPS, BatchSketcher, sketch_value
 from skyctl.worker.rank_events import BatchSketch
 from skyctl.workload.data import Batch, EpochPosition, UserData
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skyctl.errors import WorkloadError
-from skyctl.worker.batches import Prefetcher
+from skyctl.worker.batches.sample_batches import Prefetcher
 
 
 def test_batches_are_fetched_ahead_unless_the_source_reuses_them() -> None:

@@ -11,8 +11,8 @@ import pytest
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.process_group import SkyctlProcessGroup
-from skyctl.worker import clock_offset
 from skyctl.worker.peer import Peer
+from skyctl.worker.trace import clock_offset
 
 Clock = Callable[[], float]
 

@@ -21,7 +21,7 @@ from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
 from skyctl.checkpoint import safetensors
 from skyctl.worker.rank_order import RankOrder
-from skyctl.worker.sum_delay import SumDelay
+from skyctl.worker.updates.sum_delay import SumDelay
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]

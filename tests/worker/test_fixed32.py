@@ -20,15 +20,15 @@ from torch import nn
 
 from skyctl.checkpoint import safetensors
 from skyctl.errors import RunError
-from skyctl.worker.gradient_sync import GradientSync
-from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.rank_order import SumGroup, SumOrder
-from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.sum_helper import SumHelper
-from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import GRADIENTS
-from skyctl.worker.summed_gradients import IntegerGradients, TrainedParameter
+from skyctl.worker.sums.gradient_sync import GradientSync
+from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.route_sum import RouteSum
+from skyctl.worker.sums.sum_layout import make_layout
+from skyctl.worker.sums.sum_messages import GRADIENTS
+from skyctl.worker.sums.summed_gradients import IntegerGradients, TrainedParameter
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]

@@ -22,9 +22,9 @@ from skyctl.checkpoint import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.planner.routes.route_choice import route_choices
 from skyctl.planner.routes.tree_packing import pack_trees
-from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.rank_order import SumGroup
-from skyctl.worker.summed_gradients import check_summable
+from skyctl.worker.sums.gradient_sync import GradientSync
+from skyctl.worker.sums.summed_gradients import check_summable
 from skyctl.workload.mixed_precision import to_low_precision
 from skyctl.workload.recipe import Recipe
 

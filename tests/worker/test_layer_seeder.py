@@ -7,7 +7,8 @@ import random
 
 import torch
 
-from skyctl.worker.layer_seeder import LayerSeeder, splitmix64
+from skyctl.schedule.seeds import splitmix64
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 
 CPU = torch.device("cpu")
 

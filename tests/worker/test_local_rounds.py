@@ -19,7 +19,7 @@ from torch import nn
 
 from skyctl.checkpoint import safetensors
 from skyctl.worker.rank_order import RankOrder, RoundOptions
-from skyctl.worker.round_start import RoundStart
+from skyctl.worker.rounds.round_start import RoundStart
 from skyctl.workload.mixed_precision import master_of, to_low_precision
 from skyctl.workload.recipe import Recipe
 

@@ -17,13 +17,13 @@ from tests.worker.test_gradient_sync import packed_trees
 from tests.worker.test_resume import keeping, resuming
 from torch import nn
 
-from skyctl.worker.fixed_order import multiply, orthonormal
-from skyctl.worker.gradient_sync import GradientSync
-from skyctl.worker.layer_seeder import splitmix64
-from skyctl.worker.low_rank_gradients import first_factor
+from skyctl.schedule.seeds import splitmix64
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.rank_order import SumGroup, SumOrder
 from skyctl.worker.sum_helper import SumHelper
+from skyctl.worker.sums.fixed_order import multiply, orthonormal
+from skyctl.worker.sums.gradient_sync import GradientSync
+from skyctl.worker.sums.low_rank_gradients import first_factor
 
 Tensor = torch.Tensor
 Workloads = Callable[..., dict[str, Any]]

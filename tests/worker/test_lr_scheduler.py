@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler as torch_schedulers
 
 from skyctl.errors import WorkloadError
-from skyctl.worker.lr_scheduler import LearningRateScheduler
+from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.workload.recipe import Recipe
 
 STEPS = 12

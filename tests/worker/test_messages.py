@@ -11,13 +11,13 @@ import torch
 
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
-from skyctl.worker.messages import (
+from skyctl.worker.pipeline.messages import (
     MessageReceiver,
     MessageSender,
     message_bytes,
     parse_dtype,
 )
-from skyctl.worker.receive_window import receive_window
+from skyctl.worker.pipeline.receive_window import receive_window
 from skyctl.workload.shape_inference import TensorSpec
 
 CPU = torch.device("cpu")

@@ -21,9 +21,9 @@ from torch import nn
 
 from skyctl.checkpoint import safetensors
 from skyctl.errors import RecordError
-from skyctl.worker.local_rounds import make_outer_optimizer
-from skyctl.worker.outer_optimizer import OuterOptimizer
 from skyctl.worker.rank_order import RankOrder, RoundOptions
+from skyctl.worker.rounds.local_rounds import make_outer_optimizer
+from skyctl.worker.rounds.outer_optimizer import OuterOptimizer
 from skyctl.workload.mixed_precision import master_of, to_low_precision
 from skyctl.workload.recipe import Recipe
 

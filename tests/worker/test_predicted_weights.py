@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from skyctl.worker.predicted_weights import PredictedWeights, has_momentum
+from skyctl.worker.updates.predicted_weights import PredictedWeights, has_momentum
 from skyctl.workload.mixed_precision import master_of, to_low_precision
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.worker.round_deadline import RoundDeadline
+from skyctl.worker.rounds.round_deadline import RoundDeadline
 
 
 class LiarError(Exception):

@@ -11,11 +11,11 @@ from tests.helpers.rounding import rounding
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
-from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import FIRST_SUM_TAG
-from skyctl.worker.route_sum import RouteSum
-from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
+from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.route_sum import RouteSum
+from skyctl.worker.sums.sum_layout import make_layout
+from skyctl.worker.sums.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
 
 TREE: list[RouteEdges] = [
     (0.3, 1, [(0, 3), (2, 3), (3, 1)], [(1, 3), (3, 0), (3, 2)]),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from skyctl.errors import RunError
-from skyctl.worker.shared_exponents import (
+from skyctl.worker.sums.shared_exponents import (
     HEADROOM_BITS,
     LEAST_EXPONENT,
     NONE,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from skyctl.worker.batches import split_inputs
-from skyctl.worker.stage import PipelineStage
+from skyctl.worker.batches.sample_batches import split_inputs
+from skyctl.worker.pipeline.stage import PipelineStage
 from skyctl.workload.shape_inference import TensorSpec
 
 CPU = torch.device("cpu")

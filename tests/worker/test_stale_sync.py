@@ -22,12 +22,12 @@ from skyctl.checkpoint import safetensors
 from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
-from skyctl.worker.lr_scheduler import LearningRateScheduler
-from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.peer import FIRST_SUM_TAG
-from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.rank_order import Staleness, SumGroup, SumOrder
-from skyctl.worker.stale_sync import StaleSync
+from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
+from skyctl.worker.updates.parameter_root import Leave, ParameterRoot, RootWeights
+from skyctl.worker.updates.push_pull import Push, PushPull
+from skyctl.worker.updates.stale_sync import StaleSync
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]

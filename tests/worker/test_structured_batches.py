@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from skyctl.errors import RunError
-from skyctl.worker.batches import Prefetcher, split_inputs, split_targets
-from skyctl.worker.stage import PipelineStage
+from skyctl.worker.batches.sample_batches import Prefetcher, split_inputs, split_targets
+from skyctl.worker.pipeline.stage import PipelineStage
 from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.shape_inference import TensorSpec
 from skyctl.workload.structures import flatten_value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyctl.worker.sum_codecs import SumCodec, chunk_numel, make_sum_codec
-from skyctl.worker.tensor_codec import BLOCK
+from skyctl.worker.sums.sum_codecs import SumCodec, chunk_numel, make_sum_codec
+from skyctl.worker.sums.tensor_codec import BLOCK
 
 SIZES = (1, BLOCK - 1, BLOCK, 3 * BLOCK + 5, 40_000)
 

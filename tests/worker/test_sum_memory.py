@@ -47,15 +47,15 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
 
     from skyctl.transport.peer_connection import PeerConnection
     from skyctl.transport.process_group import SkyctlProcessGroup
-    from skyctl.worker.ongoing_sum import OngoingSum
     from skyctl.worker.peer import Peer
     from skyctl.worker.rank_events import SumSizes
     from skyctl.worker.rank_order import SumGroup, SumOrder
-    from skyctl.worker.route_sum import RouteSum
     from skyctl.worker.sum_helper import SumHelper
-    from skyctl.worker.sum_layout import make_layout
-    from skyctl.worker.sum_messages import GRADIENTS
-    from skyctl.worker.summed_gradients import AGREED_FLAGS
+    from skyctl.worker.sums.ongoing_sum import OngoingSum
+    from skyctl.worker.sums.route_sum import RouteSum
+    from skyctl.worker.sums.sum_layout import make_layout
+    from skyctl.worker.sums.sum_messages import GRADIENTS
+    from skyctl.worker.sums.summed_gradients import AGREED_FLAGS
 
     torch.set_num_threads(1)
     pairs = {}

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from skyctl.control import link_dtypes
 from skyctl.errors import RunError
 from skyctl.planner.explanation import what_if
-from skyctl.worker import tensor_codec
-from skyctl.worker.tensor_codec import BLOCK, LINK_DTYPES, SMALLEST_SCALE, Int8Codec, TensorCodec, codec_for
+from skyctl.worker.sums import tensor_codec
+from skyctl.worker.sums.tensor_codec import (
+    BLOCK,
+    LINK_DTYPES,
+    SMALLEST_SCALE,
+    Int8Codec,
+    TensorCodec,
+    codec_for,
+)
 
 SIZES = st.one_of(st.integers(2, 4 * BLOCK), st.just(1024 * BLOCK + 5))
 LARGEST = torch.finfo(torch.float32).max

@@ -13,7 +13,7 @@ from tests.helpers.orders import with_fields
 from tests.worker.sums import star
 
 from skyctl.compare.timeline import measured_timeline
-from skyctl.worker.trace_recorder import IDLE, TRANSFER, TraceRecorder
+from skyctl.worker.trace.trace_recorder import IDLE, TRANSFER, TraceRecorder
 
 Workloads = Callable[..., dict[str, Any]]
 

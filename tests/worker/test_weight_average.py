@@ -13,9 +13,9 @@ from torch import nn
 
 from skyctl.errors import RunError
 from skyctl.worker.rank_order import SumGroup
-from skyctl.worker.round_start import RoundStart
-from skyctl.worker.running_figures import running_figures
-from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
+from skyctl.worker.rounds.round_start import RoundStart
+from skyctl.worker.rounds.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
+from skyctl.worker.sums.batch_norm_stats import batch_norm_stats
 from skyctl.workload.mixed_precision import master_of, to_low_precision
 
 COUNT = 3
@@ -183,6 +183,6 @@ def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(
 
 
 def test_a_number_of_batches_that_can_not_be_is_an_error() -> None:
-    (figures,) = running_figures(nn.BatchNorm1d(2))
+    (figures,) = batch_norm_stats(nn.BatchNorm1d(2))
     with pytest.raises(RunError, match="batches that holders say a norm has seen add up to nan"):
         figures.set(torch.full((5,), math.nan))

@@ -155,7 +155,7 @@ class CompareOptions(
         from skyctl.control.comparison_job import ComparisonJob
         from skyctl.control.form_choice import DATA, HYBRID, forms_left_out_by
         from skyctl.control.schedule_choice import AUTO
-        from skyctl.worker.summed_gradients import check_summable
+        from skyctl.worker.sums.summed_gradients import check_summable
 
         counts = self.microbatch_counts
         only = counts[0] if len(counts) == 1 else None

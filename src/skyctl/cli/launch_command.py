@@ -239,7 +239,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
 
 def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
     """What that loads; WorkloadError where several holders could not sum its gradients."""
-    from skyctl.worker.summed_gradients import check_summable
+    from skyctl.worker.sums.summed_gradients import check_summable
 
     request, loaded = load()
     check_summable(loaded.model.layers)

@@ -107,7 +107,7 @@ def forms_not_exported(trainer: str) -> dict[Parallel, str]:
 
 def forms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
     """The forms that can't train a model of these layers, as its gradients can't be summed, and why."""
-    from skyctl.worker.summed_gradients import check_summable
+    from skyctl.worker.sums.summed_gradients import check_summable
 
     try:
         check_summable(layers)

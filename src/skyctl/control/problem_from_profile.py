@@ -36,7 +36,7 @@ from skyctl.records.profile import (
     ShapeProfile,
     WorkloadProfile,
 )
-from skyctl.worker.receive_window import receive_window
+from skyctl.worker.pipeline.receive_window import receive_window
 
 HEAP_SHARE = 1.25
 """Bytes a process holds per byte of activations on a CPU: its heap has gaps (docs/decisions.md)."""

@@ -209,7 +209,7 @@ def refuse_unsummable(spec: WorkloadSpec) -> None:
 
     Weights to start from are left out: who asks may go on from a checkpoint, and they may be gone by then.
     """
-    from skyctl.worker.summed_gradients import check_summable  # late: they need torch
+    from skyctl.worker.sums.summed_gradients import check_summable  # late: they need torch
     from skyctl.workload.workload import load_workload
 
     check_summable(load_workload(replace(spec, init_from=None, init_sha256=None)).model.layers)

@@ -18,7 +18,7 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec, holding_specs
 from skyctl.worker.rank_order import RankOrder
-from skyctl.worker.trace_document import TraceDocument, trace_limit_bytes
+from skyctl.worker.trace.trace_document import TraceDocument, trace_limit_bytes
 
 
 def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:

@@ -17,7 +17,6 @@ from skyctl.agent.task_runner import TaskChannel
 from skyctl.errors import RunError
 from skyctl.worker.checkpointer import resumed_step
 from skyctl.worker.launcher_link import LauncherLink
-from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import Peer
 from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import peak_memory_bytes
@@ -25,14 +24,15 @@ from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent, SumSizes
 from skyctl.worker.rank_order import HelperOrder, SumOrder
 from skyctl.worker.rank_requests import StartRequest
-from skyctl.worker.route_sum import RouteSum
-from skyctl.worker.sum_codecs import FIXED32, chunk_numel
-from skyctl.worker.sum_delay import SumDelay
-from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
-from skyctl.worker.sum_passes import SumPasses
-from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
-from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.route_sum import RouteSum
+from skyctl.worker.sums.sum_codecs import FIXED32, chunk_numel
+from skyctl.worker.sums.sum_layout import make_layout
+from skyctl.worker.sums.sum_messages import FACTORS, FIGURES, GRADIENTS
+from skyctl.worker.sums.sum_passes import SumPasses
+from skyctl.worker.sums.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
+from skyctl.worker.trace.trace_recorder import TraceRecorder
+from skyctl.worker.updates.sum_delay import SumDelay
 from skyctl.worker.world import World
 
 

@@ -14,8 +14,9 @@ from skyctl.agent.task_runner import TaskChannel
 from skyctl.checkpoint.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.worker.batch_sketch import sketch_layers
-from skyctl.worker.batches import Prefetcher
+from skyctl.worker.batches.batch_sketch import sketch_layers
+from skyctl.worker.batches.rank_batches import RankBatches
+from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.checkpointer import (
     Checkpointer,
     ShardOrigin,
@@ -23,20 +24,16 @@ from skyctl.worker.checkpointer import (
     resumed_step,
     save_weights,
 )
-from skyctl.worker.delayed_sync import DelayedSync
-from skyctl.worker.executor import Executor
-from skyctl.worker.gradient_clipping import GradientClipper
-from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
-from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.local_rounds import make_outer_optimizer, make_rounds
-from skyctl.worker.lr_scheduler import LearningRateScheduler
-from skyctl.worker.messages import MessageSpecs
-from skyctl.worker.parameter_root import RootWeights
 from skyctl.worker.peer import Neighbours, clipping_tag, rounds_tag
-from skyctl.worker.predicted_weights import PredictedWeights
+from skyctl.worker.pipeline.executor import Executor
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
+from skyctl.worker.pipeline.messages import MessageSpecs
+from skyctl.worker.pipeline.stage import PipelineStage
+from skyctl.worker.pipeline.stage_io import make_stage_io
+from skyctl.worker.pipeline.stage_ties import StageTies
+from skyctl.worker.pipeline.validation import make_validator
 from skyctl.worker.progress import Progress
-from skyctl.worker.rank_batches import RankBatches
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import (
@@ -47,18 +44,21 @@ from skyctl.worker.rank_events import (
 from skyctl.worker.rank_order import RankOrder, SumOrder
 from skyctl.worker.rank_requests import StartRequest, StopRequest
 from skyctl.worker.replicas import close_replicas, end_offer, offer_replicas
-from skyctl.worker.stage import PipelineStage
-from skyctl.worker.stage_io import make_stage_io
-from skyctl.worker.stage_ties import StageTies
-from skyctl.worker.stage_update import StageUpdate
-from skyctl.worker.stale_sync import is_root, is_stale, leave_to_root, make_stale_sync
-from skyctl.worker.sum_delay import SumDelay
-from skyctl.worker.summed_gradients import check_summable
-from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.rounds.local_rounds import make_outer_optimizer, make_rounds
+from skyctl.worker.rounds.weight_average import WeightAverage
+from skyctl.worker.sums.gradient_sync import GradientSync
+from skyctl.worker.sums.summed_gradients import check_summable
+from skyctl.worker.trace.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import StepMaker, TrainingLoop
-from skyctl.worker.update_rules import AsTheyCome, EachStep, OneLate
-from skyctl.worker.validation import make_validator
-from skyctl.worker.weight_average import WeightAverage
+from skyctl.worker.updates.delayed_sync import DelayedSync
+from skyctl.worker.updates.gradient_clipping import GradientClipper
+from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
+from skyctl.worker.updates.parameter_root import RootWeights
+from skyctl.worker.updates.predicted_weights import PredictedWeights
+from skyctl.worker.updates.stage_update import StageUpdate
+from skyctl.worker.updates.stale_sync import is_root, is_stale, leave_to_root, make_stale_sync
+from skyctl.worker.updates.sum_delay import SumDelay
+from skyctl.worker.updates.update_rules import AsTheyCome, EachStep, OneLate
 from skyctl.worker.world import World
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler

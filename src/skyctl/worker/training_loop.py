@@ -9,15 +9,15 @@ from statistics import median
 from typing import Any, Protocol
 
 from skyctl.agent.task_events import to_message
-from skyctl.worker.batches import Prefetcher
+from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.checkpointer import Checkpointer
-from skyctl.worker.executor import Executor
-from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.lr_scheduler import LearningRateScheduler
+from skyctl.worker.pipeline.executor import Executor
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
+from skyctl.worker.pipeline.validation import Validator
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_events import BatchSketch, StepEvent, ValidationEvent
-from skyctl.worker.step_report import StepReport
-from skyctl.worker.validation import Validator
+from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
+from skyctl.worker.updates.step_report import StepReport
 from skyctl.workload.recipe import Recipe
 
 

@@ -19,13 +19,13 @@ from skyctl.transport.process_group import (
     run_in_thread,
     wait_for_all,
 )
-from skyctl.worker import clock_offset
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
 from skyctl.worker.rank_order import WorldOrder
 from skyctl.worker.rank_requests import StoredRequest
-from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.trace import clock_offset
+from skyctl.worker.trace.trace_recorder import TraceRecorder
 
 _c10d: Any = dist  # Store is not in torch's type stubs
 

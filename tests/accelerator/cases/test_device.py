@@ -13,7 +13,7 @@ from skyctl.check import check_task
 from skyctl.device import accelerator, node_facts
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.errors import MismatchError, SkyctlError
-from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.rank_environment import find_environment, peak_memory_bytes, use_device
 
 TOY = torch.device("toy:1")

@@ -10,7 +10,7 @@ from skyctl.records.plan import Plan
 from skyctl.records.problem import LinkDtype, Problem, Schedule
 
 INT8_BLOCK = 128
-"""Values that share a float32 scale on an int8 link, as in ``worker/tensor_codec.py``."""
+"""Values that share a float32 scale on an int8 link, as in ``worker/sums/tensor_codec.py``."""
 NUMBER_BYTES = {
     "float64": 8.0,
     "float32": 4.0,

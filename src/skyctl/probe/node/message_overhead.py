@@ -39,18 +39,18 @@ from skyctl.probe.node.loopback_ranks import LoopbackRanks
 from skyctl.transport.process_group import PlannedProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import BACKEND
-from skyctl.worker.batches import Prefetcher
-from skyctl.worker.executor import Executor
-from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.lr_scheduler import LearningRateScheduler
-from skyctl.worker.messages import MessageReceiver, MessageSender
+from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.peer import Peer
+from skyctl.worker.pipeline.executor import Executor
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
+from skyctl.worker.pipeline.messages import MessageReceiver, MessageSender
+from skyctl.worker.pipeline.stage import PipelineStage
+from skyctl.worker.pipeline.stage_io import StageIO
 from skyctl.worker.progress import Progress
-from skyctl.worker.stage import PipelineStage
-from skyctl.worker.stage_io import StageIO
-from skyctl.worker.stage_update import StageUpdate
 from skyctl.worker.training_loop import TrainingLoop
-from skyctl.worker.update_rules import EachStep
+from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
+from skyctl.worker.updates.stage_update import StageUpdate
+from skyctl.worker.updates.update_rules import EachStep
 from skyctl.workload.recipe import Recipe
 
 STAGES = 3

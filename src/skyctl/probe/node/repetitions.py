@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from skyctl.probe.node.repetition_timer import RepetitionTimer
 from skyctl.probe.node.samples import SplitSamples
-from skyctl.worker.stage import layer_value
+from skyctl.worker.pipeline.stage import layer_value
 from skyctl.workload.data import Batch
 from skyctl.workload.real_runs import draw_tensor
 from skyctl.workload.received_values import attach_inputs

@@ -30,12 +30,12 @@ from skyctl.probe.node.loopback_ranks import LoopbackRanks
 from skyctl.probe.node.message_overhead import TIMEOUT_S, quota_ratio
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import BACKEND
-from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_order import RoutePlace
-from skyctl.worker.route_sum import RouteSum
-from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import GRADIENTS
+from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.route_sum import RouteSum
+from skyctl.worker.sums.sum_layout import make_layout
+from skyctl.worker.sums.sum_messages import GRADIENTS
 
 CHUNK_NUMEL = 65536
 """Of a sum's messages (``records.sync.Sync.chunk_bytes``, in float32)."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.worker.cut_check.trial import STEPS, Batches, Trial, held_tensors, output_tensors
-from skyctl.worker.stage import PipelineStage, layer_value
+from skyctl.worker.pipeline.stage import PipelineStage, layer_value
 from skyctl.workload.structures import unflatten_value
 from skyctl.workload.workload import Workload
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyctl.worker.batches import split_inputs, split_targets
+from skyctl.worker.batches.sample_batches import split_inputs, split_targets
 from skyctl.workload.deferred_init import derived_seed
 from skyctl.workload.structures import check_value, value_tensors
 from skyctl.workload.workload import Workload

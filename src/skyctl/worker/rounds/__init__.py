@@ -1,0 +1,1 @@
+"""Rounds: local steps, then an average of weights, and what an outer optimizer makes of it."""

@@ -1,0 +1,314 @@
+"""Rounds: a pipeline makes local steps by itself, then weights are averaged with those of other pipelines.
+
+Local SGD (arXiv 1805.09767) where pipelines share each batch; FedAvg (arXiv 1602.05629) where each is an
+owner's, with data of its own; with ``prox_mu`` FedProx (arXiv 1812.06127): the gradient of µ/2 · ‖w − w₀‖² is
+added to the local one, w₀ being the weights at the round's start, and the work of stragglers, owners that
+make fewer steps than asked, is kept, weighted by its samples. With ``outer_lr`` or ``outer_momentum`` an
+outer optimizer steps along what the average changes (DiLoCo, arXiv 2311.08105; ``outer_optimizer``).
+
+With H local steps a round, local step j of round r trains on batch r · H + j of the pipeline's own stream,
+whatever came of earlier rounds: so a run that goes on from a checkpoint trains on the batches that it would
+have had.
+
+A step of the run is a round: its event, validations and checkpoints follow the average.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from skyctl.schedule.rounds import clients_of_round
+from skyctl.worker.peer import Neighbours
+from skyctl.worker.pipeline.executor import Executor
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
+from skyctl.worker.rank_order import RoundOptions
+from skyctl.worker.rounds.afforded_steps import Affords, StepsComparison, make_affords
+from skyctl.worker.rounds.outer_optimizer import OuterOptimizer
+from skyctl.worker.rounds.round_deadline import RoundDeadline
+from skyctl.worker.rounds.round_start import RoundStart
+from skyctl.worker.rounds.stage_relay import StageRelay
+from skyctl.worker.rounds.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
+from skyctl.worker.updates.stage_update import StageUpdate
+from skyctl.worker.updates.step_report import StepReport
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
+
+Tensor = torch.Tensor
+
+
+class LocalRounds:
+    """Makes rounds in the place of a training loop's steps.
+
+    Args:
+        executor: makes the local steps, without a sum.
+        update: that its steps end with.
+        average: of the weights at a round's end; None: this pipeline is alone.
+        outer: steps along what the average changes; None: the weights become the average.
+        seeder: of the executor's layers, told the number of each local step.
+        affords: how many local steps the owner can make in a round; None: all of them.
+        comparison: with the numbers that the owner's other stages come to.
+        deadline: of the owner's part of a round; None: there is none.
+        first_round: of this attempt.
+        seed: the run's, by which clients are drawn.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        update: StageUpdate,
+        average: WeightAverage | None,
+        options: RoundOptions,
+        *,
+        outer: OuterOptimizer | None = None,
+        seeder: LayerSeeder,
+        seed: int,
+        affords: Affords | None = None,
+        comparison: StepsComparison | None = None,
+        deadline: RoundDeadline | None = None,
+        first_round: int = 0,
+    ) -> None:
+        self._executor, self._update = executor, update
+        self._average, self._options, self._outer = average, options, outer
+        self._seeder, self._seed = seeder, seed
+        self._affords, self._comparison, self._deadline = affords, comparison, deadline
+        self._samples = sum(executor.microbatch_sizes)
+        self._next_batch = first_round * options.steps
+        self._asked_to_end = False
+        self._last_part = 0.0
+        self._start: RoundStart | None = None if outer is None else outer.start
+        needed = options.owner is not None or options.prox_mu or (average is not None and average.needs_start)
+        if needed and self._start is None:
+            self._start = RoundStart(executor.stage.layers)
+        if (start := self._start) is not None and options.prox_mu:
+            update.terms.append(lambda: start.add_difference(options.prox_mu))
+
+    def step(
+        self,
+        step: int,
+        next_batch: Callable[[], tuple[Any, Any]],
+        *,
+        stop_requested: Callable[[], bool] = lambda: False,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> StepReport:
+        """One round; arguments as ``Executor.step``. Its report is of all local steps and the average.
+
+        A run that is told to end does so with this round, or, where the stages of a pipeline have to tell
+        each other first, with the next.
+        """
+        executor, report = self._executor, StepReport()
+        if self._start is not None:
+            self._start.take()
+        ends = self._asked_to_end
+        wanted = self._steps_of(step, report)
+        counted = wanted == self._options.steps or not self._options.drop_stragglers
+        made, loss = 0, 0.0
+        if self._deadline is not None:
+            self._deadline.begin()
+        while made < (wanted if counted else 0):
+            self._skip_to(step * self._options.steps + made, next_batch)
+            self._next_batch += 1
+            done = self._make_local_step(step, made, next_batch, ends, while_waiting)
+            ends = ends or done.is_last
+            made += 1
+            loss += done.loss or 0.0
+            _add(report, done)
+            if made < wanted and self._is_late(step, made, report):
+                break
+        if self._options.drop_stragglers and made < self._options.steps:
+            counted = False
+        if not made:  # others are busy now
+            self._skip_to((step + 1) * self._options.steps, next_batch)
+        samples = self._samples * made if counted else 0
+        report.local_steps, report.samples = made, samples
+        self._end(step, report, samples, ends=ends, stop_requested=stop_requested)
+        if executor.is_last:
+            report.loss = loss / made if made else None
+            self._share_loss(report, samples)
+        else:
+            report.loss = None
+        return report
+
+    def average_figures(self, step: int) -> None:
+        """Nothing: they were averaged with the weights."""
+
+    def reset_residuals(self) -> None:
+        """Drops what a checkpoint does not hold, as a run that resumes here has none of it."""
+        self._executor.reset_residuals()
+        if self._average is not None:
+            self._average.reset_residuals()
+
+    def _steps_of(self, round_number: int, report: StepReport) -> int:
+        """How many local steps this pipeline is to make in that round; 0: it does not take part."""
+        options = self._options
+        if options.owner is None:
+            return options.steps
+        chosen = clients_of_round(options.owners, options.clients, self._seed, round_number)
+        if options.index not in chosen:
+            return 0
+        if self._affords is None:
+            return options.steps
+        afforded = min(options.steps, self._affords(round_number))
+        if (comparison := self._comparison) is not None:
+            phase = f"round {round_number}, comparing how many local steps its stages make"
+            with self._wait(phase, report):
+                comparison.compare(round_number, afforded)
+        return afforded
+
+    @contextmanager
+    def _wait(self, phase: str, report: StepReport) -> Iterator[None]:
+        """Meanwhile this rank waits for another one, in that phase."""
+        began = time.perf_counter()
+        with self._executor.progress.waits(phase):
+            yield
+        report.idle_s += time.perf_counter() - began
+
+    def _make_local_step(
+        self,
+        step: int,
+        made: int,
+        next_batch: Callable[[], tuple[Any, Any]],
+        ends: bool,
+        while_waiting: Callable[[], None],
+    ) -> StepReport:
+        number = step * self._options.steps + made
+        self._seeder.step = number
+        return self._executor.step(
+            number, next_batch, stop_requested=lambda: ends, while_waiting=while_waiting
+        )
+
+    def _is_late(self, round_number: int, made: int, report: StepReport) -> bool:
+        """Whether the owner's time in that round is over, after so many local steps."""
+        if self._deadline is None:
+            return False
+        with self._wait(f"round {round_number}, hearing whether its time is over", report):
+            return self._deadline.is_over(round_number, made)
+
+    def _skip_to(self, batch: int, next_batch: Callable[[], tuple[Any, Any]]) -> None:
+        """Leaves out the batches before that one, of rounds that this pipeline had no or less part in."""
+        fetches = self._executor.stage_io.inputs is None or self._executor.is_last
+        while self._next_batch < batch:
+            if fetches:
+                next_batch()
+            self._next_batch += 1
+
+    def _end(
+        self,
+        step: int,
+        report: StepReport,
+        samples: int,
+        *,
+        ends: bool,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """Averages the weights, and settles whether the run ends."""
+        progress = self._executor.progress
+        progress.phase = f"round {step}, the average of the weights"
+        asked = stop_requested()
+        end = ENDS_NEXT if asked or ends else GOES_ON
+        if end == ENDS_NEXT and (self._alone or (ends and report.local_steps)):
+            end = ENDS  # all stages of this pipeline know: its forwards have told them
+        total = samples
+        if self._average is not None:
+            with progress.waits():
+                found = self._average.average(step, samples, end, self._start)
+            report.idle_s += found.idle_s
+            report.transfer_s += found.transfer_s
+            report.sync_s = found.idle_s + found.transfer_s
+            total, end = found.samples, found.end
+        if not total and self._start is not None:
+            self._start.restore()
+        elif self._outer is not None:
+            progress.phase = f"round {step}, the outer step"
+            report.optimizer_s += self._update.timer.run(self._outer.step).wall_s
+        report.total_samples = total
+        self._asked_to_end = end == ENDS_NEXT
+        report.is_last = end == ENDS
+        optimizer = self._update.optimizer
+        if self._options.owner is not None and optimizer is not None:
+            optimizer.state.clear()  # what it has learnt of this owner's data stays in no checkpoint
+
+    @property
+    def _alone(self) -> bool:
+        """Whether all pipelines have one stage: then all ranks agree at once."""
+        single = self._executor.stage_io.inputs is None and self._executor.is_last
+        return single and (self._average is None or self._average.groups == 1)
+
+    def _share_loss(self, report: StepReport, samples: int) -> None:
+        """This pipeline's part of the loss: of its samples, out of all.
+
+        Of a round in which nobody's work counts it is the part of the round before.
+        """
+        total = report.total_samples or 0
+        if total:
+            self._last_part = (report.loss or 0.0) * samples / total
+        report.own_loss = report.loss
+        report.loss = self._last_part
+
+
+def _add(total: StepReport, one: StepReport) -> None:
+    """Adds a local step's seconds; of other figures the last step's count."""
+    for field in fields(StepReport):
+        value = getattr(one, field.name)
+        if field.name.endswith("_s") and isinstance(value, float):
+            setattr(total, field.name, (getattr(total, field.name) or 0.0) + value)
+        elif isinstance(value, list):
+            getattr(total, field.name).extend(value)
+        elif field.name == "grad_norm" and value is not None:
+            total.grad_norm = value
+
+
+def make_outer_optimizer(options: RoundOptions | None, layers: Sequence[nn.Module]) -> OuterOptimizer | None:
+    """The outer optimizer of a stage's layers; None if its weights become the average itself."""
+    if options is None or (options.outer_lr == 1 and not options.outer_momentum):
+        return None
+    return OuterOptimizer(layers, options.outer_lr, options.outer_momentum)
+
+
+def make_rounds(
+    options: RoundOptions,
+    executor: Executor,
+    update: StageUpdate,
+    average: WeightAverage | None,
+    outer: OuterOptimizer | None,
+    workload: Workload,
+    seeder: LayerSeeder,
+    first_round: int,
+    neighbours: Neighbours,
+    tag: int,
+) -> LocalRounds:
+    """Who makes a workload's rounds in the place of steps.
+
+    Args:
+        tag: the first of two tags that no other message between two stages has.
+    """
+    model = workload.model
+    affords = make_affords(
+        model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
+    )
+    comparison = deadline = None
+    if affords is not None and options.owner is not None:
+        relay = StageRelay(*neighbours, tag, StepsComparison.NUMBERS)
+        comparison = StepsComparison(options.owner, options.steps, relay)
+    if options.deadline_s is not None:
+        deadline = RoundDeadline(options.deadline_s, StageRelay(*neighbours, tag + 1, RoundDeadline.NUMBERS))
+    return LocalRounds(
+        executor,
+        update,
+        average,
+        options,
+        outer=outer,
+        seeder=seeder,
+        seed=workload.spec.seed,
+        affords=affords,
+        comparison=comparison,
+        deadline=deadline,
+        first_round=first_round,
+    )

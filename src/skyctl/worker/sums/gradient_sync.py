@@ -1,0 +1,273 @@
+"""Sums the gradients of pipelines side by side, layer by layer while the last backward still runs.
+
+Each pipeline's gradients are of its own microbatches, weighted by their samples' share of the whole batch, so
+their sum is the batch's gradient; nothing is averaged. The sums go over the plan's routes (``route_sum``),
+the last layers first. A layer is summed as soon as the last microbatch's backward has passed it: gradients
+are accumulated in the order of the layers, so once an earlier layer's is, no later layer's changes any more.
+
+Stages of one pipeline that hold copies of a parameter which several layers share (tied embeddings) sum its
+gradients in the same way, after their last backwards: a group with ``tie``, of those parameters alone.
+
+Pipelines with cuts of their own sum in groups, the largest ranges of layers that the same ranks hold. A rank
+is in the groups of its layers, and one of every pipeline is in each group. So all groups come to the same
+verdict on whether a step is the last: a pipeline's ranks know of it from their forwards.
+
+A gradient that is None stays None only where every holder has none. Batch norms train with the figures of
+their own microbatches; their running figures are averaged before they are saved or validated with.
+
+With ``powersgd:R`` gradients are summed in two passes, one after the other (``low_rank_gradients``).
+With ``fixed32`` gradients are summed as integers (``summed_gradients``). Where one did not fit, all holders
+know it before any of them uses the sum, and make the step again from the same batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from skyctl.errors import RunError
+from skyctl.worker.peer import Peer
+from skyctl.worker.rank_events import SumSizes
+from skyctl.worker.rank_order import SumGroup
+from skyctl.worker.sums.batch_norm_stats import BatchNormStats, SavedBuffers, batch_norm_stats
+from skyctl.worker.sums.group_sync import GroupSync
+from skyctl.worker.sums.low_rank_gradients import LowRankGradients, seed_of
+from skyctl.worker.sums.route_sum import RouteSum
+from skyctl.worker.sums.sum_codecs import FIXED32
+from skyctl.worker.sums.sum_passes import rank_of
+from skyctl.worker.sums.summed_gradients import (
+    FloatGradients,
+    IntegerGradients,
+    SummedGradients,
+    TrainedParameter,
+    check_summable,
+    find_trained,
+)
+from skyctl.workload.mixed_precision import master_of
+
+Tensor = torch.Tensor
+
+
+class SyncReport(NamedTuple):
+    """One step's sum, as one rank saw it.
+
+    Attributes:
+        idle_s: waiting for other holders to end their backwards, from this rank's last one on.
+        transfer_s: from then until the sum was there.
+        is_last: some holder was told that the run ends with this step.
+        repeats: nothing is summed: all holders make the step's microbatches again.
+        ahead: with a parameter server, by how many clocks this rank was ahead of the slowest then.
+    """
+
+    idle_s: float
+    transfer_s: float
+    is_last: bool
+    repeats: bool
+    ahead: int | None = None
+
+    @property
+    def sync_s(self) -> float:
+        """From this rank's last backward to the end of the sum."""
+        return self.idle_s + self.transfer_s
+
+
+class GradientSync:
+    """One stage's part in each step's sum.
+
+    ``start_step`` before its microbatches, ``end_microbatch`` after each backward but the last, ``begin``
+    before that, ``finish`` after it.
+
+    Attributes:
+        by_microbatch: whether gradients are taken after each microbatch, and a step may have to be repeated.
+
+    Args:
+        layers: the stage's, [start, start + len(layers)) of the model.
+        groups: those of its layers, or of parameters it shares.
+        peers: the connections to every rank on their routes, by rank.
+        format: what gradients are sent as (``sum_codecs``).
+        chunk_bytes: the most bytes of gradients in a message, in that format.
+        share: of the step's microbatches that this pipeline computes.
+        microbatches: of the whole step; asked for by ``fixed32``.
+        tied: by ``tie`` of a group, the layers that share them, the parameters; their gradients are summed.
+        uncompressed_steps: with ``powersgd:R``, so many at the run's start are summed whole.
+        seed: the run's.
+
+    Raises:
+        RunError: several groups and ``fixed32``: they would not make a step again together.
+        WorkloadError: a layer's gradients are sparse or complex, and can't be summed.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        start: int,
+        groups: Sequence[SumGroup],
+        peers: Mapping[int, Peer],
+        *,
+        format: str = "float32",  # noqa: A002 — as the plan calls it
+        chunk_bytes: int = 262144,
+        share: float,
+        microbatches: int = 1,
+        tied: Mapping[tuple[int, ...], Sequence[nn.Parameter]] | None = None,
+        uncompressed_steps: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if format == FIXED32 and len(groups) > 1:
+            raise RunError(f"{FIXED32} sums one group of layers, and this rank is in {len(groups)}")
+        trained: list[TrainedParameter] = []
+        hooked: list[tuple[int, nn.Parameter]] = []
+        if any(group.tie is None for group in groups):
+            check_summable(layers)
+            trained, hooked = find_trained(layers), _parameters_of_one_layer(layers)
+        self.by_microbatch = format == FIXED32
+        self._stage_layers = list(layers)
+        self._saved_buffers: SavedBuffers | None = None
+        self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
+        self._watching, self._reached, self._layers = False, 0, len(layers)
+        self._groups: list[GroupSync] = []
+        for group in groups:
+            figures: list[BatchNormStats] = []
+            if group.tie is not None:
+                first = 0
+                by_layer = [[TrainedParameter(0, master_of(p)) for p in (tied or {})[group.tie]]]
+            else:
+                first, stop = group.start - start, group.stop - start
+                by_layer = [[p for p in trained if p.layer == layer] for layer in range(first, stop)]
+                figures = [figure for layer in layers[first:stop] for figure in batch_norm_stats(layer)]
+            by_layer.reverse()  # the order in which they become ready
+            parameters = [parameter for layer in by_layer for parameter in layer]
+            gradients: SummedGradients
+            if (rank := rank_of(format)) is not None:
+                seeds = [seed_of(seed, start, parameter, trained) for parameter in parameters]
+                gradients = LowRankGradients(parameters, rank, seeds, uncompressed_steps)
+            elif format == FIXED32:
+                gradients = IntegerGradients(parameters, microbatches)
+            else:
+                gradients = FloatGradients(parameters)
+            self._groups.append(
+                GroupSync(
+                    RouteSum.from_order(group, peers),
+                    by_layer,
+                    gradients,
+                    first,
+                    figures,
+                    format=format,
+                    chunk_bytes=chunk_bytes,
+                    share=share,
+                    uncompressed_steps=uncompressed_steps,
+                )
+            )
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._make_hook(layer))  # type: ignore[no-untyped-call]
+            for layer, parameter in hooked
+        ]
+
+    @property
+    def sizes(self) -> SumSizes:
+        """What a helper has to know of the sums of the first group."""
+        return self._groups[0].sizes
+
+    @property
+    def ended_by(self) -> int | None:
+        """The rank that was first to say that the run ends; None: nobody has, or this rank has itself."""
+        return next((rank for group in self._groups if (rank := group.sums.ended_by) is not None), None)
+
+    def start_step(self) -> None:
+        """The step's first forward is next."""
+        if self.by_microbatch:
+            self._saved_buffers = SavedBuffers(self._stage_layers)
+        for group in self._groups:
+            group.gradients.restart()
+
+    def end_microbatch(self) -> None:
+        """A backward is over that was not the step's last."""
+        for group in self._groups:
+            group.gradients.end_microbatch()
+
+    def begin(self, step: int, *, early: bool = True) -> None:
+        """The step's last backward is next.
+
+        Args:
+            early: layers are summed as soon as it has passed them; False: all of them after it.
+        """
+        for group in self._groups:
+            group.begin(step)
+        self._watching, self._reached = early, self._layers
+
+    def finish(self, *, is_last: bool) -> SyncReport:
+        """The last backward is over: returns once all gradients are the sums of all holders'.
+
+        Or once all holders know that the step must be made again; its layers' buffers are then as they were.
+
+        Args:
+            is_last: whether this pipeline was told that the run ends with this step.
+
+        Raises:
+            PeerLostError: a holder is gone.
+            RunError: a holder has sent something else than what was expected.
+            WorkloadError: a gradient is sparse.
+        """
+        ended = time.perf_counter()
+        self._watching = False
+        for group in self._groups:
+            group.add_ready(0)
+        # all ranks in one order, or they would wait for each other; last layers' holders are done first
+        agreed = [group.agree(is_last) for group in reversed(self._groups)]
+        announced = time.perf_counter()
+        for group in self._groups:
+            group.finish()
+        repeats = any(group.repeats for group in self._groups)
+        if repeats and self._saved_buffers is not None:
+            self._saved_buffers.restore()
+        waited_s = announced - ended
+        travelling_s = min(waited_s, self._travel_s)
+        transfer_s = time.perf_counter() - announced + travelling_s
+        return SyncReport(waited_s - travelling_s, transfer_s, any(agreed), repeats)
+
+    def average_figures(self, step: int) -> None:
+        """Gives every holder the mean of all holders' running figures, weighted by microbatches.
+
+        How many batches a norm has seen becomes the number that all have seen together.
+        """
+        for group in self._groups:
+            group.average_figures(step)
+
+    def reset_residuals(self) -> None:
+        """Drops what a run that resumes here would not have, such as residuals: it is to go on alike."""
+        for group in self._groups:
+            group.gradients.reset_residuals()
+
+    def close(self) -> None:
+        """Ends the threads; the connections must be closed before."""
+        self._watching = False
+        for hook in self._hooks:
+            hook.remove()
+        for group in self._groups:
+            group.close()
+
+    def _make_hook(self, layer: int) -> Callable[[Tensor], None]:
+        def hook(_parameter: Tensor) -> None:
+            if self._watching and layer + 1 < self._reached:
+                self._reached = layer + 1
+                for group in self._groups:
+                    group.add_ready(layer + 1)
+
+        return hook
+
+
+def _parameters_of_one_layer(layers: Sequence[nn.Module]) -> list[tuple[int, nn.Parameter]]:
+    """(layer, parameter) of what only one layer has: once its gradient is there, later layers are done."""
+    users: dict[int, set[int]] = {}
+    for number, layer in enumerate(layers):
+        for parameter in layer.parameters():
+            users.setdefault(id(parameter), set()).add(number)
+    return [
+        (number, parameter)
+        for number, layer in enumerate(layers)
+        for parameter in layer.parameters()
+        if parameter.requires_grad and len(users[id(parameter)]) == 1
+    ]

@@ -1,0 +1,314 @@
+"""Sums over routes: partial sums go up a tree to its root, and the sum comes down one, chunk by chunk.
+
+A rank adds its children's chunks to its own in a fixed order, so the same plan gives the same bits. The root
+encodes the sum once and takes its own encoding (``sum_codecs``), so that every rank ends with the same bytes.
+A chunk is sent once the rank's own numbers are there, so a sum goes on beside whatever makes the numbers of
+later buckets. Two threads a route, one for each direction. Chunks are added in host memory, in parts so small
+that torch uses one thread for them: the others are the layers'.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from skyctl.errors import RunError
+from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
+from skyctl.transport.work import Work
+from skyctl.worker.peer import FIRST_SUM_TAG, Peer
+from skyctl.worker.rank_order import RoutePlace, SumGroup
+from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.sum_codecs import SumCodec, is_finite, make_sum_codec
+from skyctl.worker.sums.sum_messages import (
+    AGREEMENT,
+    DOWN,
+    UP,
+    IncomingMessages,
+    OutgoingMessages,
+    SumMessage,
+    SumStamp,
+)
+
+Tensor = torch.Tensor
+_PostedAgreement = tuple[SumMessage, Work, Peer]
+
+
+class RouteSum:
+    """One rank's part in the sums of one group; ``begin`` then ``OngoingSum.wait``, one sum at a time.
+
+    Attributes:
+        ended_by: the rank that was first to say, in the first byte that is agreed on, that the run ends;
+            None: nobody has, or this rank has itself.
+
+    Args:
+        group: the group's number in the plan.
+        routes: this rank's place on each of its routes, in the plan's order.
+        peers: by rank, each that a route joins this one with.
+        first_tag: the first of ``2 + 2 * len(routes)`` tags that no other group has.
+        agreement: the place on the tree over which ranks agree; None: that on the first route.
+        add_up: sums a flat tensor over all ranks in place, by a collective of the backend's own that does in
+            one call what equal shares of a ring do; None: chunks go over the routes.
+    """
+
+    def __init__(
+        self,
+        group: int,
+        routes: Sequence[RoutePlace],
+        peers: Mapping[int, Peer],
+        first_tag: int = FIRST_SUM_TAG,
+        agreement: RoutePlace | None = None,
+        add_up: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        self.routes = tuple(routes)
+        self._agreement = agreement or self.routes[0]
+        self._group, self._peers, self._first_tag = group, peers, first_tag
+        self._inboxes: list[queue.SimpleQueue[OngoingSum | None]] = []
+        self._ongoing: OngoingSum | None = None
+        self._agreements: list[_PostedAgreement] = []
+        self._agreed: _PostedAgreement | None = None
+        self.ended_by: int | None = None
+        self._has_ended = False
+        self._add_up = add_up
+        if add_up is not None:
+            self._start_thread(self._sum_buckets, 0, "ring")
+        for number, route in enumerate(routes if add_up is None else ()):
+            if route.adds or not peers:
+                self._start_thread(self._sum_up, number, "up")
+            if route.down_parent is not None:
+                self._start_thread(self._take_down, number, "down")
+
+    @classmethod
+    def from_order(cls, group: SumGroup, peers: Mapping[int, Peer]) -> RouteSum:
+        """A rank's part in the sums of one group of its order.
+
+        Args:
+            peers: by rank, at least those that a route joins this one with.
+        """
+        add_up = cast("Any", dist.group.WORLD).sum_in_ring if group.ring is not None else None
+        first_tag = FIRST_SUM_TAG + group.first_tag
+        return cls(group.number, group.routes, peers, first_tag, group.agreement, add_up)
+
+    def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
+        """Begins a sum; its buckets may come later.
+
+        Args:
+            agreed_bytes: how many bytes ``agree`` will be given in this sum; 0: it will not be called.
+        """
+        self._ongoing = ongoing
+        ongoing.begin(len(self._inboxes))
+        if agreed_bytes:
+            route = self._agreement
+            nbytes = agreed_bytes + 1  # whether somebody's numbers are not tame
+            self._agreements = [self._post_agreement(child, UP, nbytes) for child in route.up_children]
+            if route.down_parent is not None:
+                self._agreed = self._post_agreement(route.down_parent, DOWN, nbytes)
+        for inbox in self._inboxes:
+            inbox.put(ongoing)
+
+    def agree(self, own: bytes, largest: int = 1) -> bytes:
+        """The maximum of all ranks' bytes, place by place; a helper's are all 0.
+
+        All of this rank's own buckets must be there.
+
+        Args:
+            largest: no rank's bytes are larger.
+
+        Raises:
+            RunError: a peer is gone, or has sent something else; or what ended the sum.
+        """
+        assert self._ongoing is not None, "begin() first"
+        try:
+            return self._agree(own, largest)
+        except RunError:
+            error = self._ongoing.error
+            if error is None:
+                raise
+        raise error  # not in the handler: where it is the same one, it would be its own cause
+
+    def agree_later(self, own: bytes, largest: int = 1) -> None:
+        """As ``agree``, in the background: ``OngoingSum.wait`` waits for it, too."""
+        assert self._ongoing is not None, "begin() first"
+        ongoing = self._ongoing
+        ongoing.add_thread()
+
+        def run() -> None:
+            try:
+                ongoing.agreed = self._agree(own, largest)
+                ongoing.agreed_at = time.perf_counter()
+            except BaseException as exc:  # noqa: BLE001 — raised where the sum is waited for
+                self._fail(ongoing, exc)
+            ongoing.finish_thread()
+
+        threading.Thread(target=run, daemon=True, name=f"agreement group {self._group}").start()
+
+    def close(self) -> None:
+        """Ends the threads, once their connections are closed."""
+        if self._ongoing is not None:
+            self._ongoing.fail(RunError("the sum was given up"))
+        for inbox in self._inboxes:
+            inbox.put(None)
+        self._inboxes.clear()
+
+    def _agree(self, found: bytes, largest: int) -> bytes:
+        route, ongoing = self._agreement, self._ongoing
+        assert ongoing is not None
+        found += bytes([not ongoing.is_tame])
+        self._note_end(found, None)
+        for child, posted in zip(route.up_children, self._agreements, strict=True):
+            found = bytes(map(max, found, self._receive_agreement(posted, UP, largest)))
+            self._note_end(found, child)
+        works = []
+        if route.up_parent is not None:
+            works.append(self._send_agreement(route.up_parent, UP, found))
+        if self._agreed is not None:
+            found = self._receive_agreement(self._agreed, DOWN, largest)
+            self._note_end(found, route.down_parent)
+        works += [self._send_agreement(child, DOWN, found) for child in route.down_children]
+        for _, work in works:
+            work.wait()
+        self._agreements, self._agreed = [], None
+        ongoing.all_tame = not found[-1]
+        return found[:-1]
+
+    def _note_end(self, found: bytes, by: int | None) -> None:
+        if found[0] and not self._has_ended:
+            self._has_ended, self.ended_by = True, by
+
+    def _post_agreement(self, rank: int, direction: int, nbytes: int) -> _PostedAgreement:
+        message, peer = SumMessage(nbytes), self._peers[rank]
+        return message, peer.recv(message.tensor, self._first_tag + direction), peer
+
+    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, Work]:
+        message = SumMessage(len(found))
+        message.fill(found)
+        message.stamp(self._agreement_stamp(direction, len(found)))
+        return message, self._peers[rank].send(message.tensor, self._first_tag + direction)
+
+    def _receive_agreement(self, posted: _PostedAgreement, direction: int, largest: int) -> bytes:
+        message, work, peer = posted
+        work.wait()
+        expected = self._agreement_stamp(direction, message.nbytes)
+        message.check(expected, peer)
+        payload = message.payload_bytes
+        if max(payload) > largest:
+            raise peer.protocol_error(f"sent {expected} with bytes above {largest}")
+        return payload
+
+    def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:
+        assert self._ongoing is not None
+        return SumStamp(AGREEMENT, self._ongoing.step, self._group, 0, direction, 0, nbytes)
+
+    # --- the threads
+
+    def _start_thread(self, part: Callable[[OngoingSum, int], None], number: int, way: str) -> None:
+        inbox: queue.SimpleQueue[OngoingSum | None] = queue.SimpleQueue()
+        self._inboxes.append(inbox)
+
+        def run() -> None:
+            while (ongoing := inbox.get()) is not None:
+                try:
+                    part(ongoing, number)
+                except BaseException as exc:  # noqa: BLE001 — raised where the sum is waited for
+                    self._fail(ongoing, exc)
+                ongoing.finish_thread()
+
+        name = f"sums group {self._group} route {number} {way}"
+        threading.Thread(target=run, daemon=True, name=name).start()
+
+    def _fail(self, ongoing: OngoingSum, error: BaseException) -> None:
+        ongoing.fail(error)
+        for peer in self._peers.values():  # whoever waits for this rank is to know
+            peer.close()
+
+    def _sum_up(self, ongoing: OngoingSum, number: int) -> None:
+        """Adds up every chunk of a route: sends it on, or, at the root, keeps it and sends it down."""
+        route, chunks = self.routes[number], ongoing.layout.routes[number]
+        if not chunks:
+            return
+        codec = make_sum_codec(ongoing.format)
+        direction = DOWN if route.up_parent is None else UP
+        targets = route.down_children if route.up_parent is None else (route.up_parent,)
+        stamps = self._stamps(ongoing, number, direction, codec)
+        children = [self._incoming(ongoing, number, UP, child, codec) for child in route.up_children]
+        outgoing = OutgoingMessages([self._peers[rank] for rank in targets], self._tag(number, direction))
+        for chunk, stamp in zip(chunks, stamps, strict=True):
+            ongoing.wait_bucket(chunk.bucket)
+            message = outgoing.take(stamp.nbytes)
+            total = codec.total(message.payload, chunk.numel)
+            ongoing.gather(chunk, total)
+            for child in children:
+                received = child.take()
+                codec.add(total, received.payload)
+                child.release(received)
+            codec.encode(total, message.payload)
+            if route.up_parent is None or ongoing.errors is not None:
+                decoded = codec.decode(message.payload, chunk.numel)
+                if route.up_parent is None:
+                    ongoing.scatter(chunk, decoded)
+                if ongoing.errors is not None:
+                    ongoing.keep_error(chunk, total.sub_(decoded))
+            message.stamp(stamp)
+            outgoing.send(message)
+        outgoing.drain()
+
+    def _sum_buckets(self, ongoing: OngoingSum, _number: int) -> None:
+        """Sums bucket after bucket by the backend's own collective."""
+        assert self._add_up is not None
+        for bucket in range(ongoing.layout.buckets):
+            ongoing.wait_bucket(bucket)
+            found = ongoing.sum_bucket(bucket, self._add_up)
+            if not is_finite(found):
+                said = f"the sum of step {ongoing.step}, group {self._group}, bucket {bucket} is not finite, "
+                said += "and what ranks add up is"
+                ongoing.doubt(SpoiltSumError(said, peer_rank=None))
+
+    def _take_down(self, ongoing: OngoingSum, number: int) -> None:
+        """Takes every chunk's sum of a route, and sends it on as it is."""
+        route, chunks = self.routes[number], ongoing.layout.routes[number]
+        if not chunks:
+            return
+        assert route.down_parent is not None
+        codec = make_sum_codec(ongoing.format)
+        parent = self._incoming(ongoing, number, DOWN, route.down_parent, codec)
+        targets = [self._peers[rank] for rank in route.down_children]
+        outgoing = OutgoingMessages(targets, self._tag(number, DOWN), parent.release)
+        for chunk in chunks:
+            ongoing.wait_bucket(chunk.bucket)
+            message = parent.take()
+            ongoing.scatter(chunk, codec.decode(message.payload, chunk.numel))
+            outgoing.send(message)
+        outgoing.drain()
+
+    def _incoming(
+        self, ongoing: OngoingSum, number: int, direction: int, rank: int, codec: SumCodec
+    ) -> IncomingMessages:
+        stamps, chunks = self._stamps(ongoing, number, direction, codec), ongoing.layout.routes[number]
+        peer = self._peers[rank]
+
+        def fault(place: int, payload: Tensor) -> str | None:
+            numel = chunks[place].numel
+            if (found := codec.fault(payload, numel)) is None and not codec.is_finite(payload, numel):
+                said = f"sent {stamps[place]} with NaN or infinity, and what ranks add up is finite"
+                kind = SpoiltPartError if direction == UP else SpoiltSumError
+                ongoing.doubt(kind(f"{peer.name} {said}", peer_rank=rank))
+            return found
+
+        return IncomingMessages(peer, self._tag(number, direction), stamps, fault)
+
+    def _stamps(self, ongoing: OngoingSum, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
+        """What the messages of a route's chunks must say of themselves."""
+        return [
+            SumStamp(
+                ongoing.kind, ongoing.step, self._group, number, direction, place, codec.nbytes(chunk.numel)
+            )
+            for place, chunk in enumerate(ongoing.layout.routes[number])
+        ]
+
+    def _tag(self, number: int, direction: int) -> int:
+        return self._first_tag + 2 + 2 * number + direction

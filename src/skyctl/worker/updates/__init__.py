@@ -1,0 +1,1 @@
+"""When weights are updated and by what: each step, one late, by a parameter server."""
