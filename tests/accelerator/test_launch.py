@@ -1,4 +1,4 @@
-"""``skyctl`` on nodes with the toy accelerator: probed, planned and launched as any other."""
+"""``skyctl`` on nodes with the toy accelerator: checked, probed, planned and launched as any other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def call(tmp_path: Path, toy: None) -> Call:
 
 
 @pytest.mark.slow
-def test_nodes_with_toys_are_probed_planned_and_trained_on(call: Call) -> None:
+def test_nodes_with_toys_are_checked_probed_planned_and_trained_on(call: Call) -> None:
+    assert "toy accelerator 1" in json.dumps(call("check"))
     profile = call("probe", *WORKLOAD)
     assert [one["id"] for one in profile["devices"]] == ["a/toy:0", "b/toy:1"]
     assert {one["reserved_bytes"] for one in profile["devices"]} == {CONTEXT_BYTES}

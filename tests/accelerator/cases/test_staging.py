@@ -54,7 +54,16 @@ def test_what_is_sent_is_what_was_computed(pair: Pair) -> None:
     assert events_now - events == 24, "one before each copy, and one behind it"
 
 
-def test_many_streams_have_their_own(pair: Pair) -> None:
+def test_a_buffer_is_not_filled_again_while_it_is_copied_from(pair: Pair) -> None:
+    received = [torch.zeros(256, device=TOY) for _ in range(3)]
+    for number, tensor in enumerate(received):
+        work = pair[1].recv(tensor, FIRST_TAG)
+        pair[0].send(torch.full((256,), float(number)), FIRST_TAG)
+        work.wait()  # its copy to the device is queued, and has not begun
+    assert [float(tensor[0]) for tensor in received] == [0.0, 1.0, 2.0]
+
+
+def test_each_way_has_a_stream_of_its_own(pair: Pair) -> None:
     streams = make_copy_streams(TOY)
     assert isinstance(streams, AcceleratorCopyStreams)
     assert streams._out != streams._in != torch.accelerator.current_stream(TOY)

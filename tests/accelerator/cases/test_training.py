@@ -39,9 +39,9 @@ def trained(pool: Any, told: list[AnyRankOrder]) -> Any:
     return done
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_trains_as_on_the_cpu(form: str, workload: Workloads, pool: Any) -> None:
-    told = orders(form, workload(), STEPS, encrypt=False)
+@pytest.mark.parametrize(("form", "encrypt"), [*((form, False) for form in FORMS), ("hybrid", True)])
+def test_every_form_trains_as_on_the_cpu(form: str, encrypt: bool, workload: Workloads, pool: Any) -> None:
+    told = orders(form, workload(), STEPS, encrypt=encrypt)
     here, there = trained(pool, told), trained(pool, on_toys(told))
     assert here.steps.keys() == there.steps.keys()
     if form != "staleness":  # depends on when workers push
@@ -102,19 +102,17 @@ def test_the_first_weights_are_those_of_the_cpu(
         assert all(torch.equal(here[name], there[name]) for name in here)
 
 
+@pytest.mark.parametrize(("begins_on", "goes_on_on"), [("toy", "toy"), ("toy", "cpu"), ("cpu", "toy")])
 def test_a_checkpoint_goes_on_on_another_device(
-    workload: Workloads,
-    pool: Any,
-    driver: ModuleType,
-    tmp_path: Path,
+    begins_on: str, goes_on_on: str, workload: Workloads, pool: Any, driver: ModuleType, tmp_path: Path
 ) -> None:
     spec, folder = workload(), tmp_path / "r"
     told = driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, checkpoint=keeping(folder))
-    whole = trained(pool, on_toys(told))
+    whole = trained(pool, on_toys(told) if begins_on == "toy" else told)
     resume = resuming(whole, folder, 3)
     rest = driver.orders(spec, [0, 2, 5, 7], 4, "1f1b", STEPS, resume=resume)
-    for one in (on_toys(rest), rest):
-        assert trained(pool, one).losses == pytest.approx(whole.losses[3:], rel=1e-5)
+    done = trained(pool, on_toys(rest) if goes_on_on == "toy" else rest)
+    assert done.losses == pytest.approx(whole.losses[3:], rel=1e-5)
 
 
 def test_memory_that_does_not_last_is_told_by_name(
