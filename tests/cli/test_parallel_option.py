@@ -208,7 +208,7 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (UP, [[N1, N2], [N2, N1]], "up: no way leads from 'n1/cpu:0'"),
         (UP, [[N1]], "up: an edge names two devices"),
         (("sync", "groups", 0, "stop"), 1, "sync groups cover 1 layers, the problem has 2"),
-        (("version",), 13, "this skyctl reads up to version 12"),
+        (("version",), 14, "this skyctl reads up to version 13"),
     ],
     ids=lambda one: None if not isinstance(one, str) else one[:30],
 )
