@@ -120,7 +120,7 @@ Nodes = Callable[..., Node]
 
 
 def request(op: str, **more: Any) -> dict[str, Any]:
-    """What the launcher would send, without limits that matter."""
+    """A request as the launcher makes it, without limits that matter."""
     usual = {"pull": {"limits": LIMITS, "attempt": 0}, "adopt": {"attempt": 0}, "follow": {"limits": LIMITS}}
     return {"op": op, **usual.get(op, {}), **more}
 

@@ -38,7 +38,7 @@ RECIPE = Recipe(lr_schedule="cosine", warmup_steps=2, validate_every=3, total_st
 
 
 def stale(most: int | None) -> dict[str, Any]:
-    """What an order says of a parameter server."""
+    """The part of an order's ``sync`` that is of a parameter server."""
     return {"staleness": {"most": most}}
 
 

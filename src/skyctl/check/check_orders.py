@@ -1,4 +1,4 @@
-"""What ``skyctl check`` orders a node to do, and asks of it then: frozen records (``agent.task_orders``)."""
+"""Orders and requests of ``skyctl check`` to a node: frozen records (``agent.task_orders``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECK_ORDERS: tuple[type[CheckOrder], ...] = (TorchOrder, ServeOrder)
 
 @dataclass(frozen=True)
 class ClockRequest:
-    """What time is it there? ``id``, here and below: what the answer names."""
+    """Say what time it is. ``id``, here and below: the number that the answer names."""
 
     kind: ClassVar[str] = "clock"
     id: Index
@@ -40,7 +40,7 @@ class ClockRequest:
 
 @dataclass(frozen=True)
 class FactsRequest:
-    """What is there of Python, processors, memory and room?"""
+    """Say what there is of Python, processors, memory and room."""
 
     kind: ClassVar[str] = "facts"
     id: Index
@@ -58,7 +58,7 @@ class ListenRequest:
 
 @dataclass(frozen=True)
 class PeerPort:
-    """Where a peer listens, for those who know its secret."""
+    """A port on which a peer listens, for those who know its secret."""
 
     host: Address
     port: Port

@@ -1,4 +1,4 @@
-"""What the launcher orders a node's replicator to do, checked where it arrives (``agent.task_orders``)."""
+"""The launcher's order to a node's replicator, checked where it arrives (``agent.task_orders``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher asks a running replicator: one frozen record each, read by ``agent.task_orders``.
+"""The launcher's requests to a running replicator: one frozen record each, read by ``agent.task_orders``.
 
 ``id``: the number that the answer names; None: only a failure is answered. The answers are in
 ``replicator_events``.

@@ -14,7 +14,7 @@ SECRET_BYTES = 16
 
 @dataclass(frozen=True)
 class RankCredentials:
-    """What one rank shares with others in one attempt.
+    """The secrets that one rank shares with others in one attempt.
 
     Attributes:
         secrets: by rank, what it shares with that peer, and with nobody else.

@@ -366,7 +366,7 @@ class _OrderMaker:
 
 
 def _link_dtypes(plan: Plan, rank: int, before: int | None, after: int | None) -> LinkDtypes:
-    """What each of a stage's four streams is sent as; both ends read the same link."""
+    """The dtypes of a stage's four streams; both ends read the same link."""
     links = {(link.source, link.target): link.dtype for link in plan.problem.links}
     devices = [stage.device for stage in plan.placed_stages]
     here = devices[rank]

@@ -1,4 +1,4 @@
-"""What ranks are told of the rounds they make, and how long they wait for each other. Pure."""
+"""The rounds that ranks are ordered to make, and how long they wait for each other. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_trace(rhythm: Rhythm | None, *, trace: bool) -> None:
 
 
 def round_options(plan: Plan, number: int) -> RoundOptions | None:
-    """What a pipeline's ranks are told of their rounds; None where gradients are summed in every step."""
+    """The rounds of a pipeline's ranks; None if gradients are summed in every step."""
     rhythm, owners = plan.problem.rhythm, plan.problem.owners
     if not rhythm.is_rounds:
         return None
@@ -59,7 +59,7 @@ def round_options(plan: Plan, number: int) -> RoundOptions | None:
 def patience_s(plan: Plan, steps: int) -> float:
     """The longest that a rank waits for a peer: for its local steps, or the steps that it may be behind.
 
-    Who does not answer is found by the supervisor, long before.
+    The supervisor finds a rank that does not answer long before.
 
     Args:
         steps: of the run; with a parameter server, all of them may lie between two ranks that meet.

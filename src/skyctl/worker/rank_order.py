@@ -1,4 +1,4 @@
-"""What the launcher orders a rank to do: frozen records, checked where they arrive (``agent.task_orders``).
+"""The launcher's orders to ranks: frozen records, checked where they arrive (``agent.task_orders``).
 
 A rank that holds layers gets a ``RankOrder``, one that only helps others to sum a ``HelperOrder``.
 ``run.rank_spec`` makes them. Needs the standard library only: the launcher makes orders without torch.
@@ -159,7 +159,7 @@ class SumOrder:
 
 @dataclass(frozen=True)
 class LinkDtypes:
-    """What floats of each of a stage's four streams are sent as; None: as they are."""
+    """The dtypes in which floats of a stage's four streams are sent; None: as they are."""
 
     to_next: Label | None = None
     from_next: Label | None = None
@@ -262,7 +262,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class RankOrder:
-    """What a rank that holds layers is to do.
+    """Train the layers of one stage.
 
     Attributes:
         device: as its node calls it.
@@ -336,7 +336,7 @@ class RankOrder:
 
 @dataclass(frozen=True)
 class HelperOrder:
-    """What a rank that holds no layers, and only helps others to sum, is to do.
+    """Hold no layers, and only help others to sum.
 
     Attributes:
         device: as its node calls it.

@@ -1,4 +1,4 @@
-"""What the launcher tells a rank after its order: one frozen record each, read by ``agent.task_orders``."""
+"""The launcher's requests to a running rank: one frozen record each, read by ``agent.task_orders``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the rank has found is what its plan was made for: it may build its stage."""
+    """The rank's environment is the one its plan was made for: it may build its stage."""
 
     kind: ClassVar[str] = "build"
 

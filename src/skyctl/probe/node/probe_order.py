@@ -1,4 +1,4 @@
-"""What the launcher orders a device's probe to do, checked where it arrives (``agent.task_orders``)."""
+"""The launcher's order to a device's probe, checked where it arrives (``agent.task_orders``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 @dataclass(frozen=True)
 class ProbeOrder:
-    """What the process of a device measures.
+    """Measure one device, as later requests say.
 
     Attributes:
         device: None: the node's first.

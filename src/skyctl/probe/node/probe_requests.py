@@ -1,4 +1,4 @@
-"""What the launcher asks a device's probe to measure: one frozen record each, read by ``agent.task_orders``.
+"""The launcher's requests to a device's probe: one frozen record each, read by ``agent.task_orders``.
 
 Needs the standard library only: the launcher makes them without torch.
 """

@@ -386,7 +386,7 @@ class _ProbeServer:
 
 
 def _place_of_peer(request: LinkRequest | FlowRequest) -> tuple[str, int]:
-    """Where the peer listens that this end is to connect to."""
+    """Host and port of the peer that this end is to connect to."""
     if request.host is None or request.port is None:
         raise RunError(f"the request to be a {request.role!r} says no host and port to connect to")
     return request.host, request.port

@@ -1,4 +1,4 @@
-"""What ``skyctl setup`` orders a node to do: one frozen record each, read by ``agent.task_orders``."""
+"""Orders of ``skyctl setup`` to a node: one frozen record each, read by ``agent.task_orders``."""
 
 from __future__ import annotations
 
