@@ -19,12 +19,12 @@ def test_a_rings_routes_are_paths_to_their_roots(count):
     routes = []
     for number in range(count):
         own = [place[number] for place in places]
-        up = [[str(r), str(p["up_parent"])] for r, p in enumerate(own) if p["up_parent"] is not None]
-        down = [[str(p["down_parent"]), str(r)] for r, p in enumerate(own) if p["down_parent"] is not None]
-        assert sorted(up) == sorted([str(c), str(r)] for r, p in enumerate(own) for c in p["up_children"])
-        assert sorted(down) == sorted([str(r), str(c)] for r, p in enumerate(own) for c in p["down_children"])
-        (root,) = [str(r) for r, p in enumerate(own) if p["up_parent"] is None]
-        routes.append(Route(share=own[0]["share"], root=root, up=up, down=down))
+        up = [[str(r), str(p.up_parent)] for r, p in enumerate(own) if p.up_parent is not None]
+        down = [[str(p.down_parent), str(r)] for r, p in enumerate(own) if p.down_parent is not None]
+        assert sorted(up) == sorted([str(c), str(r)] for r, p in enumerate(own) for c in p.up_children)
+        assert sorted(down) == sorted([str(r), str(c)] for r, p in enumerate(own) for c in p.down_children)
+        (root,) = [str(r) for r, p in enumerate(own) if p.up_parent is None]
+        routes.append(Route(share=own[0].share, root=root, up=up, down=down))
     assert SyncGroup(start=0, stop=1, routes=routes)
     assert sorted(route.root for route in routes) == sorted(map(str, range(count)))
 

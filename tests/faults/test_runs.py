@@ -58,7 +58,7 @@ def test_a_dry_run_shows_what_each_rank_is_told(planned) -> None:
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["device"] for rank in ranks] == ["fast/cpu:0", "slow/cpu:0"]
-    assert ranks[0]["order"]["world"]["secrets"] == {}
+    assert ranks[0]["payload"]["world"]["secrets"] == {}
 
 
 def test_a_plan_for_another_workload(planned, complains: Callable[..., None]) -> None:

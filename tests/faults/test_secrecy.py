@@ -97,5 +97,5 @@ def test_a_dry_run_shows_no_secret(probed) -> None:
     done = probed.run("launch", "plan.json", "--dry-run", "--json", "--encrypt")
     assert done.returncode == 0, done.stderr
     for rank in json.loads(done.stdout)["ranks"]:
-        assert rank["order"]["world"]["secrets"] == {}
-        assert "tls" not in rank["order"]["world"]
+        assert rank["payload"]["world"]["secrets"] == {}
+        assert "tls" not in rank["payload"]["world"]

@@ -84,4 +84,4 @@ def test_losses_are_those_of_the_same_run_without_a_helper(cluster: Path, sums_a
     assert {e["tid"] for e in events if e["ph"] == "X" and e["name"] == "summing gradients"} == {1, 2}
     told = run(cluster, "launch", "helped.json", "--dry-run", "--steps", "6")["ranks"][2]
     assert told["device"] == C
-    assert not {"workload", "recipe", "weights"} & told["order"].keys()
+    assert not {"workload", "recipe", "weights"} & told["payload"].keys()

@@ -352,4 +352,6 @@ def _show_ranks(
             f"({order.schedule}, {order.in_flight} in flight), {steps} {unit}s"
         )
     out.note("the whole of what each rank is told: --json")
-    out.json({"ranks": [{"rank": s.rank, "device": s.device, "order": write_fields(s.order)} for s in specs]})
+    out.json(
+        {"ranks": [{"rank": s.rank, "device": s.device, "payload": write_fields(s.order)} for s in specs]}
+    )
