@@ -14,13 +14,13 @@ import pytest
 from ..helpers.processes import until
 
 NOTING = """
-import json, os
+import dataclasses, json, os
 from pathlib import Path
 import skyctl.remote.credentials as made
 note, real = Path(os.environ.pop("NOTE")), made.make_credentials
 def noted(*ranks, **how):
     got = real(*ranks, **how)
-    note.write_text(json.dumps(got))
+    note.write_text(json.dumps([dataclasses.asdict(one) for one in got]))
     return got
 made.make_credentials = noted
 from skyctl.cli.app import main
