@@ -21,6 +21,7 @@ from skyctl.probe.contention import (
 )
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
 from skyctl.probe.node.link_speed import FlowSpec, exchange_flows, run_hub
+from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.records.cluster import Node
 from skyctl.records.profile import LineProfile, LinkProfile
 from skyctl.remote.agent_session import Session
@@ -333,7 +334,7 @@ def test_local_processes_for_real() -> None:
         for node in names:
             session = sessions[node.name]
             assert isinstance(session, Session)
-            probes.start(session, {"threads": 1}, name="probe")
+            probes.start(session, ProbeOrder(None, None, threads=1, slowdown=1.0), name="probe")
         probes.wait(probes.alive(), "facts", 60.0, lambda member, event: member.facts.update(event))
         measured = links(dict.fromkeys(("n1", "n2", "n3"), 20 * MB), latency_s=0.0001)
         lines, reasons = measure_node_lines(probes, dict.fromkeys(sessions, "127.0.0.1"), measured)
