@@ -46,7 +46,7 @@ def call(tmp_path: Path, toy: None) -> Call:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_nodes_with_toys_are_checked_probed_planned_and_trained_on(call: Call) -> None:
     assert "toy accelerator 1" in json.dumps(call("check"))
     profile = call("probe", *WORKLOAD)

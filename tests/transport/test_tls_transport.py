@@ -125,7 +125,9 @@ def test_many_packets_of_a_payload_wake_the_thread_once(peer: Peer, wakes: list[
         time.sleep(0.0003)
     work.wait(LIMIT)
     assert bytes(into.tolist()) == payload
-    assert len(wakes) <= len(stream) // WAKE + RECORD // PACKET + 10
+    woken_by_each = len(stream) // PACKET
+    assert len(stream) // WAKE + RECORD // PACKET < woken_by_each // 10  # but for what a busy machine adds
+    assert len(wakes) < woken_by_each // 4
 
 
 @pytest.mark.parametrize("record_bytes", [RECORD, 1000])

@@ -54,7 +54,7 @@ def test_equal_shares_of_a_ring_are_summed_by_gloo_itself(workload: Workloads, p
 def test_over_gloo_a_rank_that_dies_is_named_at_once(
     form: str, workload: Workloads, driver: ModuleType, tmp_path: Path
 ) -> None:
-    """By those that it exchanged anything with: neighbours in a pipeline, or on the ring of a sum."""
+    """By one that it exchanged anything with: neighbours in a pipeline, or on the ring of a sum."""
     killed: list[float] = []
 
     def kill(running: Any, rank: int, event: dict[str, Any]) -> None:
@@ -71,7 +71,8 @@ def test_over_gloo_a_rank_that_dies_is_named_at_once(
     assert ended.errors[1]["event"] == "exit"
     assert [ended.errors[rank]["type"] for rank in (0, 2)] == ["PeerLostError"] * 2
     told = {rank: ended.errors[rank]["message"] for rank in (0, 2)}
-    assert all("rank 1" in said for said in told.values()), told
+    # the first to know names it; that one's own end may reach the other sooner than the dead rank's
+    assert any("rank 1" in said for said in told.values()), told
 
 
 def test_over_gloo_a_pair_with_another_secret_is_refused(

@@ -122,10 +122,12 @@ def test_without_being_asked_nothing_is_recorded(workload: Workloads, pool: Any,
 
 
 def test_messages_that_were_waited_for_are_timed(workload: Workloads, pool: Any, driver: ModuleType) -> None:
-    outcome = pool.run(driver.orders(workload(), [0, 3, 7], 4, "sequential", 2))
-    for event in outcome.steps[0]:
-        assert event["input_message_s"] is None
-        assert 0 < event["gradient_message_s"] <= event["transfer_s"]
-    for event in outcome.steps[1]:
-        assert 0 < event["input_message_s"] <= event["transfer_s"]
-        assert event["gradient_message_s"] is None
+    """A stage that got no processor may find all of a step's messages there: then it has waited for none."""
+    outcome = pool.run(driver.orders(workload(), [0, 3, 7], 4, "sequential", 20))
+    for rank, (timed, none) in enumerate(
+        (("gradient_message_s", "input_message_s"), ("input_message_s", "gradient_message_s"))
+    ):
+        found = [event for event in outcome.steps[rank] if event[timed] is not None]
+        assert found
+        assert all(0 < event[timed] <= event["transfer_s"] for event in found)
+        assert all(event[none] is None for event in outcome.steps[rank])
