@@ -15,7 +15,7 @@ from torch import distributed, nn  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
 from skyctl.transport.process_group import SkyctlProcessGroup  # noqa: E402
 from skyctl.worker.peer import Peer  # noqa: E402
-from skyctl.worker.rank_order import RoutePlace, SumGroup  # noqa: E402
+from skyctl.worker.rank_order import RoutePlace, SumGroupOrder  # noqa: E402
 from skyctl.worker.sums.gradient_sync import GradientSync  # noqa: E402
 
 HOST = "127.0.0.1"
@@ -92,7 +92,7 @@ def main() -> None:
     )
     layer = Parameters(numbers)
     peers = connect_ring(rank, count)
-    group = SumGroup(0, 0, tuple(ring_routes(rank, count)), start=0, stop=1)
+    group = SumGroupOrder(0, 0, tuple(ring_routes(rank, count)), start=0, stop=1)
     sync = GradientSync([layer], 0, [group], peers, format=name, share=1.0 / count, microbatches=count)
     expected = float(sum(range(1, count + 1)))
     values, step = torch.zeros(numbers), 0

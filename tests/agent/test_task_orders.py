@@ -43,7 +43,7 @@ from skyctl.worker.rank_order import (
     RoundOptions,
     RoutePlace,
     Staleness,
-    SumGroup,
+    SumGroupOrder,
     SumOrder,
 )
 from skyctl.worker.rank_requests import StartRequest, StoredRequest
@@ -53,8 +53,8 @@ from ..helpers.orders import beside, helper_order, rank_order
 
 ORDERS = (*RANK_ORDERS, ReplicatorOrder, ProbeOrder)
 PLACE = RoutePlace(0.5, (1, 2), None, None, (1,))
-GROUP = SumGroup(1, 6, (PLACE, PLACE), start=1, stop=3, agreement=PLACE)
-SUMS = SumOrder("int8", 128, (GROUP, SumGroup(2, 12, (PLACE,), tie=(0, 4))), staleness=Staleness(None))
+GROUP = SumGroupOrder(1, 6, (PLACE, PLACE), start=1, stop=3, agreement=PLACE)
+SUMS = SumOrder("int8", 128, (GROUP, SumGroupOrder(2, 12, (PLACE,), tie=(0, 4))), staleness=Staleness(None))
 TLS = make_tls_certificate()
 WORKLOAD = WorkloadSpec(
     "train.py", path="/n/train.py", arguments={"width": "8"}, ship=("a.txt",), example={"inputs": [{"n": 1}]}

@@ -31,7 +31,7 @@ from skyctl.run.rank_failure import FailureReport, RankState
 from skyctl.run.rank_group import RankGroup
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.worker.rank_errors import with_phase
-from skyctl.worker.rank_order import RoundOptions, Staleness, SumGroup, SumOrder
+from skyctl.worker.rank_order import RoundOptions, Staleness, SumGroupOrder, SumOrder
 from skyctl.worker.rounds.weight_average import GOES_ON, WeightAverage
 from skyctl.worker.sums import ongoing_sum
 from skyctl.worker.sums.ongoing_sum import OngoingSum
@@ -100,7 +100,7 @@ def _train(rank: int, peers: Peers) -> None:
             lambda _parameters, optimizer: LearningRateScheduler(optimizer, Recipe(total_steps=STEPS)),
         )
         root = ParameterRoot(held, range(COUNT), staleness=1, first=0, steps=STEPS)
-    group = SumGroup(0, 0, tuple(places(star(COUNT), rank)), start=0, stop=3)
+    group = SumGroupOrder(0, 0, tuple(places(star(COUNT), rank)), start=0, stop=3)
     sums = SumOrder("float32", CHUNK, (group,), staleness=Staleness(1))
     sync = StaleSync(layers, rank, sums, peers, share=1 / COUNT, first=0, steps=STEPS, root=root)
     try:
@@ -115,7 +115,7 @@ def _train(rank: int, peers: Peers) -> None:
 
 
 def _average(rank: int, peers: Peers) -> None:
-    group = SumGroup(0, 0, tuple(places(ring(COUNT), rank)), start=0, stop=2)
+    group = SumGroupOrder(0, 0, tuple(places(ring(COUNT), rank)), start=0, stop=2)
     layers = [nn.Linear(5, 3), nn.Linear(3, 2)]
     average = WeightAverage(layers, 0, [group], peers, chunk_bytes=CHUNK)
     try:

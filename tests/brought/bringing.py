@@ -23,7 +23,7 @@ from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.worker.cut_check.comparison import compare_cut
-from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroup, SumOrder
+from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroupOrder, SumOrder
 from skyctl.workload.workload import Workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -117,7 +117,7 @@ def _tell_of_ties(orders: list[RankOrder], workload: Workload, cut: int) -> None
     for rank, order in enumerate(orders if ties else ()):
         children, parent = ((1,), None) if rank == 0 else ((), 0)
         route = RoutePlace(1.0, children, parent, parent, children)
-        groups = [SumGroup(number, 4 * number, (route,), tie=tie) for number, tie in enumerate(ties)]
+        groups = [SumGroupOrder(number, 4 * number, (route,), tie=tie) for number, tie in enumerate(ties)]
         orders[rank] = replace(order, sync=SumOrder("float32", 64, tuple(groups)))
 
 

@@ -21,8 +21,8 @@ from skyctl.control.observations import (
     observe_run,
 )
 from skyctl.control.plan_creation import PlanOptions, plan_run, problems_of
+from skyctl.control.plan_from_profile import plan_profile
 from skyctl.control.problem_from_profile import build_problem
-from skyctl.control.profile_planning import plan_profile
 from skyctl.errors import InputError
 from skyctl.files import newest_profile, profile_folder, read_record, recent_profiles, save_profile
 from skyctl.planner.evaluation import simulation_input_of

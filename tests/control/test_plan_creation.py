@@ -13,7 +13,7 @@ from skyctl.compare.outcome import pipeline_problem, summarize_outcomes
 from skyctl.control.assignment import parse_assign
 from skyctl.control.comparison_job import ComparisonJob, plan_strategies
 from skyctl.control.plan_creation import PlanOptions
-from skyctl.control.profile_planning import plan_profile
+from skyctl.control.plan_from_profile import plan_profile
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.records.plan import WorkloadRef
 

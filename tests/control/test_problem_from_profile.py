@@ -13,9 +13,9 @@ from skyctl.cli.show_profile import warn_unmeasured
 from skyctl.control.corrections import Corrections
 from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_creation import PlanOptions
+from skyctl.control.plan_from_profile import plan_profile
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
 from skyctl.control.problem_overrides import override_problem
-from skyctl.control.profile_planning import plan_profile
 from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.probe.node.samples import ClockScale, LayerSamples, Sample, timing_figures
 from skyctl.records.base import parse

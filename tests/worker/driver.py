@@ -25,7 +25,7 @@ from skyctl.agent.frames import read_frame, write_frame
 from skyctl.agent.task_orders import write_order
 from skyctl.agent.task_runner import TaskChannel, make_error_event
 from skyctl.schedule.actions import least_in_flight
-from skyctl.worker.rank_order import AnyRankOrder, HelperOrder, RankOrder, SumGroup, SumOrder
+from skyctl.worker.rank_order import AnyRankOrder, HelperOrder, RankOrder, SumGroupOrder, SumOrder
 
 if __name__ != "__main__":
     from tests.helpers.orders import beside, rank_order, with_fields
@@ -276,7 +276,7 @@ def side_by_side(
     for rank, share in enumerate(shares):
         [order] = orders(workload, [0, layers], microbatches, schedule, steps, **options)
         first = sum(shares[:rank])
-        group = SumGroup(0, 0, tuple(places(routes, rank)), start=0, stop=layers)
+        group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=layers)
         sums = with_fields(SumOrder("float32", 128, (group,)), **sync)
         made.append(
             beside(

@@ -21,7 +21,7 @@ from torch import nn
 from skyctl.checkpoint import safetensors
 from skyctl.errors import RunError
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.rank_order import SumGroup, SumOrder
+from skyctl.worker.rank_order import SumGroupOrder, SumOrder
 from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sums.gradient_sync import GradientSync
 from skyctl.worker.sums.ongoing_sum import OngoingSum
@@ -249,7 +249,7 @@ def test_what_is_none_zero_or_no_number() -> None:
             layers = [nn.Linear(4, 1, bias=False) for _ in range(5)]
             layers[0].weight = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
             layers.append(nn.ParameterList([torch.zeros(0)]))
-            group = SumGroup(0, 0, tuple(places(ring(2), rank)), start=0, stop=6)
+            group = SumGroupOrder(0, 0, tuple(places(ring(2), rank)), start=0, stop=6)
             sync = GradientSync(
                 layers, 0, [group], ends[rank], format="fixed32", chunk_bytes=8, share=0.5, microbatches=2
             )
@@ -283,7 +283,7 @@ def test_what_is_none_zero_or_no_number() -> None:
 
 
 def test_several_groups_can_not_make_a_step_again_together() -> None:
-    group = SumGroup(0, 0, tuple(places(star(1), 0)), start=0, stop=1)
+    group = SumGroupOrder(0, 0, tuple(places(star(1), 0)), start=0, stop=1)
     with pytest.raises(RunError, match="fixed32 sums one group of layers, and this rank is in 2"):
         GradientSync([nn.Linear(1, 1)], 0, [group, group], {}, format="fixed32", share=1.0)
 
@@ -293,9 +293,9 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
     routes: list[RouteEdges] = [(1.0, 2, [(0, 2), (1, 2)], [(2, 0), (2, 1)])]
     with connected(routes, 3) as ends:
 
-        def group(rank: int) -> SumGroup:
+        def group(rank: int) -> SumGroupOrder:
             made = places(routes, rank)
-            return SumGroup(0, 0, tuple(made), start=0, stop=1, agreement=made[0])
+            return SumGroupOrder(0, 0, tuple(made), start=0, stop=1, agreement=made[0])
 
         def help_to_sum() -> list[bool]:
             sync = SumOrder("fixed32", 16, (group(2),))

@@ -22,7 +22,7 @@ from skyctl.checkpoint import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.planner.routes.route_choice import route_choices
 from skyctl.planner.routes.tree_packing import pack_trees
-from skyctl.worker.rank_order import SumGroup
+from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.worker.sums.gradient_sync import GradientSync
 from skyctl.worker.sums.summed_gradients import check_summable
 from skyctl.workload.mixed_precision import to_low_precision
@@ -117,7 +117,7 @@ def test_gradients_that_are_none_unused_or_transposed() -> None:
         def act(rank: int) -> list[Any]:
             torch.manual_seed(0)
             layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
-            group = SumGroup(0, 0, tuple(places(ring(2), rank)), start=5, stop=9)
+            group = SumGroupOrder(0, 0, tuple(places(ring(2), rank)), start=5, stop=9)
             sync = GradientSync(layers, 5, [group], ends[rank], chunk_bytes=8, share=0.5)
             found: list[Any] = []
             for step in range(2):
@@ -161,7 +161,7 @@ def test_the_last_layers_group_is_summed_while_the_first_ones_backward_still_run
             layers = last if rank == 2 else [nn.Linear(2, 2, bias=False) for _ in held[rank]]
             start = held[rank].start
             groups = [
-                SumGroup(n, 4 * n, tuple(places(route, rank)), start=2 * n, stop=2 * n + 2)
+                SumGroupOrder(n, 4 * n, tuple(places(route, rank)), start=2 * n, stop=2 * n + 2)
                 for n, route in enumerate(routes)
                 if 2 * n in held[rank]
             ]
@@ -195,7 +195,7 @@ def test_masters_gradients_are_summed() -> None:
         def act(rank: int) -> Any:
             layer = nn.Linear(2, 1, bias=False)
             layer.weight = to_low_precision(layer.weight, torch.ones(1, 2), torch.bfloat16)  # type: ignore[assignment]
-            group = SumGroup(0, 0, tuple(places(star(2), rank)), start=0, stop=1)
+            group = SumGroupOrder(0, 0, tuple(places(star(2), rank)), start=0, stop=1)
             sync = GradientSync([layer], 0, [group], ends[rank], share=0.5)
             sync.begin(0)
             layer(torch.full((1, 2), rank + 1.0, dtype=torch.bfloat16)).sum().backward()

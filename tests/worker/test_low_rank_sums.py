@@ -19,7 +19,7 @@ from torch import nn
 
 from skyctl.schedule.seeds import splitmix64
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.rank_order import SumGroup, SumOrder
+from skyctl.worker.rank_order import SumGroupOrder, SumOrder
 from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sums.fixed_order import multiply, orthonormal
 from skyctl.worker.sums.gradient_sync import GradientSync
@@ -104,9 +104,9 @@ def sum_steps(
 
     with connected(routes, count) as ends:
 
-        def group(number: int) -> SumGroup:
+        def group(number: int) -> SumGroupOrder:
             made, stop = places(routes, number), START + len(SHAPES)
-            return SumGroup(0, 0, tuple(made), start=START, stop=stop, agreement=made[0])
+            return SumGroupOrder(0, 0, tuple(made), start=START, stop=stop, agreement=made[0])
 
         def hold(number: int) -> list[list[list[Tensor | None]]]:
             layers = [nn.ParameterList([torch.zeros(shape) for shape in layer]) for layer in SHAPES]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -106,6 +108,26 @@ def test_those_that_would_never_meet_are_refused(
     done = pool.run(made)
     assert len(done.errors) == len(made)
     assert said in done.errors[0]["message"], done.errors[0]
+
+
+def test_a_rank_that_dies_ends_the_others_collectives(
+    workload: Workloads, driver: ModuleType, tmp_path: Path
+) -> None:
+    """Those that wait for it are told, and nobody hangs."""
+    killed: list[int] = []
+
+    def kill(running: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 1 and rank == 1 and not killed:
+            killed.append(rank)
+            running.processes[1].popen.kill()
+
+    ranks = driver.Pool(4, tmp_path)
+    try:
+        ended = ranks.run(orders("data", asking(workload, "[0, 1, 2, 3]"), 1000, encrypt=False), kill)
+    finally:
+        ranks.close()
+    assert sorted(ended.errors) == [0, 1, 2, 3]
+    assert any("rank 1" in ended.errors[rank]["message"] for rank in (0, 2, 3)), ended.errors
 
 
 def test_it_is_too_late_once_training_has_begun() -> None:

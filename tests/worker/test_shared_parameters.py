@@ -15,7 +15,7 @@ from tests.worker import reference
 from tests.worker.workloads import edit_workload
 
 from skyctl.checkpoint import safetensors
-from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroup, SumOrder
+from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroupOrder, SumOrder
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -56,7 +56,7 @@ def holding(orders: list[RankOrder]) -> list[RankOrder]:
     for rank in holders if others else ():
         children, parent = (tuple(others), None) if rank == root else ((), root)
         route = RoutePlace(1.0, children, parent, parent, children)
-        sync = SumOrder("float32", 64, (SumGroup(0, 0, (route,), tie=LAYERS),))
+        sync = SumOrder("float32", 64, (SumGroupOrder(0, 0, (route,), tie=LAYERS),))
         hosts = {**orders[rank].world.hosts, **dict.fromkeys(sync.peers, "127.0.0.1")}
         world = replace(orders[rank].world, hosts=hosts)
         orders[rank] = replace(orders[rank], world=world, sync=sync)

@@ -23,7 +23,7 @@ from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.peer import FIRST_SUM_TAG
-from skyctl.worker.rank_order import Staleness, SumGroup, SumOrder
+from skyctl.worker.rank_order import Staleness, SumGroupOrder, SumOrder
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.worker.updates.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.updates.push_pull import Push, PushPull
@@ -163,7 +163,7 @@ def _root_weights(layers: list[nn.Module]) -> RootWeights:
 def _sync(
     rank: int, layers: list[nn.Module], peers: Any, root: ParameterRoot | None, most: int, count: int = 2
 ) -> StaleSync:
-    group = SumGroup(0, 0, tuple(places(star(count), rank)), start=0, stop=3)
+    group = SumGroupOrder(0, 0, tuple(places(star(count), rank)), start=0, stop=3)
     sync = SumOrder("float32", 16, (group,), staleness=Staleness(most))
     return StaleSync(layers, rank, sync, peers, share=0.5, first=0, steps=4, root=root)
 

@@ -49,7 +49,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     from skyctl.transport.process_group import SkyctlProcessGroup
     from skyctl.worker.peer import Peer
     from skyctl.worker.rank_events import SumSizes
-    from skyctl.worker.rank_order import SumGroup, SumOrder
+    from skyctl.worker.rank_order import SumGroupOrder, SumOrder
     from skyctl.worker.sum_helper import SumHelper
     from skyctl.worker.sums.ongoing_sum import OngoingSum
     from skyctl.worker.sums.route_sum import RouteSum
@@ -88,7 +88,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
         sums.agree(bytes(AGREED_FLAGS + 4))
         ongoing.wait()
     else:
-        told = SumGroup(0, 0, tuple(routes), agreement=routes[0])
+        told = SumGroupOrder(0, 0, tuple(routes), agreement=routes[0])
         sync = SumOrder("float32", CHUNK_BYTES, (told,))
         sizes = SumSizes(tuple(numels), parameters=4, figures=0)
         helper = SumHelper(sync, sizes, peers)

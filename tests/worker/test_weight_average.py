@@ -12,7 +12,7 @@ from tests.worker.sums import connected, places, ring, star, together
 from torch import nn
 
 from skyctl.errors import RunError
-from skyctl.worker.rank_order import SumGroup
+from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.worker.rounds.round_start import RoundStart
 from skyctl.worker.rounds.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 from skyctl.worker.sums.batch_norm_stats import batch_norm_stats
@@ -41,7 +41,7 @@ def averaged(routes: Any, samples: list[int], ends: list[int]) -> tuple[list[lis
     with connected(routes, COUNT) as peers:
 
         def act(rank: int) -> Any:
-            group = SumGroup(0, 0, tuple(places(routes, rank)), start=0, stop=LAYERS)
+            group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=LAYERS)
             average = WeightAverage(layers[rank], 0, [group], peers[rank], chunk_bytes=64)
             made.append(average)
             return average.average(7, samples[rank], ends[rank])
@@ -93,7 +93,7 @@ def test_what_rounding_loses_comes_with_later_rounds(sync_format: str, rounding:
     with connected(routes, COUNT) as peers:
 
         def act(rank: int) -> None:
-            group = SumGroup(0, 0, tuple(places(routes, rank)), start=0, stop=1)
+            group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=1)
             layers = [weights[rank]]
             average = WeightAverage(layers, 0, [group], peers[rank], format=sync_format, chunk_bytes=300)
             made.append(average)
@@ -137,7 +137,7 @@ def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
     with connected(routes, 2) as peers:
 
         def act(rank: int) -> Any:
-            group = SumGroup(0, 0, tuple(places(routes, rank)), start=0, stop=1)
+            group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=1)
             average = WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64)
             made.append(average)
             return average.average(0, 4 if rank == 0 else 0, GOES_ON)
@@ -162,7 +162,7 @@ def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(
     with connected(routes, 2) as peers:
 
         def act(rank: int) -> Any:
-            group = SumGroup(0, 0, tuple(places(routes, rank)), start=0, stop=1)
+            group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=1)
             own = [layers[rank]]
             average = WeightAverage(own, 0, [group], peers[rank], format=sync_format, chunk_bytes=64)
             made.append(average)

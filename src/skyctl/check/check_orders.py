@@ -77,7 +77,7 @@ class ConnectRequest:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The task ends."""
+    """The node's check ends."""
 
     kind: ClassVar[str] = "stop"
     id: Index

@@ -104,7 +104,7 @@ class PinRequest:
 
 @dataclass(frozen=True)
 class PruneRequest:
-    """Remove all other steps."""
+    """Remove the files of all of the run's steps but ``keep_steps``."""
 
     kind: ClassVar[str] = "prune"
     keep_steps: tuple[Index, ...]
@@ -113,7 +113,7 @@ class PruneRequest:
 
 @dataclass(frozen=True)
 class ForgetRequest:
-    """Remove the run's folder."""
+    """Remove the run's checkpoint folder from this node."""
 
     kind: ClassVar[str] = "forget"
     id: Index | None = None
@@ -121,7 +121,7 @@ class ForgetRequest:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The task ends."""
+    """The replicator ends; nothing is answered."""
 
     kind: ClassVar[str] = "stop"
 

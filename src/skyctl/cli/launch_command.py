@@ -210,7 +210,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         from skyctl.control.backend_choice import measures_gloo
         from skyctl.control.contradiction_recheck import recheck_contradictions
         from skyctl.control.form_choice import forms_left_out_by
-        from skyctl.control.profile_planning import plan_profile
+        from skyctl.control.plan_from_profile import plan_profile
         from skyctl.control.profiles import probe_cluster
         from skyctl.control.schedule_choice import AUTO
 

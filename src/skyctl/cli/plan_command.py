@@ -316,7 +316,7 @@ def _plan_from_profile(
     """From a profile, which is given as well, and what runs on the same machines have seen since."""
     from skyctl.cli.show_plan import show_left_out
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
-    from skyctl.control.profile_planning import plan_profile
+    from skyctl.control.plan_from_profile import plan_profile
     from skyctl.control.profiles import find_profile
     from skyctl.workload.shipped_files import digest_workload
 

@@ -12,7 +12,7 @@ from skyctl.control.backend_choice import measures_gloo
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choose_among
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import PlanOptions, forms_left_out
-from skyctl.control.profile_planning import plan_profile
+from skyctl.control.plan_from_profile import plan_profile
 from skyctl.control.profiles import find_profile, probe_cluster
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest

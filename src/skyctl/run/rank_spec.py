@@ -64,7 +64,7 @@ class RankSpec:
 
     @property
     def layers(self) -> range:
-        """The layers that it holds."""
+        """The layers that the rank holds; none for one that helps."""
         return range(*self.order.layers) if isinstance(self.order, RankOrder) else range(0)
 
     @property

@@ -15,7 +15,7 @@ from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.records.sync_format import powersgd_rank
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.worker.rank_order import RoutePlace, Staleness, SumGroup, SumOrder
+from skyctl.worker.rank_order import RoutePlace, Staleness, SumGroupOrder, SumOrder
 
 TIE_CHUNK_BYTES = 65_536
 """Of the gradients of shared parameters, in a message."""
@@ -116,7 +116,7 @@ def over_ring(sync: SumOrder, ring: tuple[int, ...] | None) -> SumOrder:
 def _group_sums(plan: Plan, sync: Sync, rank: int) -> SumOrder:
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
     ranks = {device: number for number, device in enumerate(devices)}
-    groups: list[SumGroup] = []
+    groups: list[SumGroupOrder] = []
     next_tag = 0
     for number, group in enumerate(sync.groups):
         first_tag, next_tag = next_tag, next_tag + 2 + 2 * len(group.routes)
@@ -129,7 +129,7 @@ def _group_sums(plan: Plan, sync: Sync, rank: int) -> SumOrder:
             down = _agreement_edges(group, plan.helpers)
             agreement = _route_place(group.routes[0], down, devices[rank], ranks)
         groups.append(
-            SumGroup(
+            SumGroupOrder(
                 number=number,
                 first_tag=first_tag,
                 routes=tuple(_route_place(route, route.down, devices[rank], ranks) for route in group.routes),
@@ -231,7 +231,7 @@ def _tie_sums(plan: Plan, rank: int) -> SumOrder | None:
 
     A star: the first holder adds up all holders' gradients, in the order of their stages, and sends the sum.
     """
-    groups: list[SumGroup] = []
+    groups: list[SumGroupOrder] = []
     for number, tie in enumerate(plan.problem.ties):
         holders = [
             holder
@@ -243,5 +243,5 @@ def _tie_sums(plan: Plan, rank: int) -> SumOrder | None:
         root, *others = holders
         children, parent = (tuple(others), None) if rank == root else ((), root)
         route = RoutePlace(1.0, children, parent, parent, children)
-        groups.append(SumGroup(number, first_tag=4 * number, routes=(route,), tie=tuple(tie.layers)))
+        groups.append(SumGroupOrder(number, first_tag=4 * number, routes=(route,), tie=tuple(tie.layers)))
     return SumOrder("float32", TIE_CHUNK_BYTES, tuple(groups)) if groups else None

@@ -94,7 +94,7 @@ class RoutePlace:
 
 
 @dataclass(frozen=True)
-class SumGroup:
+class SumGroupOrder:
     """A rank's part in the sums of one group: of some layers, or of the parameters that layers share.
 
     Attributes:
@@ -140,7 +140,7 @@ class SumOrder:
 
     format: Label
     chunk_bytes: ByteCount
-    groups: tuple[SumGroup, ...]
+    groups: tuple[SumGroupOrder, ...]
     uncompressed_steps: Index = 0
     delay: bool = False
     undelayed_steps: Index = 0
@@ -330,7 +330,7 @@ class RankOrder:
 
     @property
     def first_step(self) -> int:
-        """The first step to make."""
+        """The first step that the rank makes: that of the checkpoint it goes on from, or 0."""
         return 0 if self.resume is None else self.resume.step
 
 

@@ -78,7 +78,7 @@ class CountRequest:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """All devices have measured their layers."""
+    """All devices have measured their layers, so this one stops measuring its own."""
 
     kind: ClassVar[str] = "stop"
 
@@ -158,7 +158,7 @@ class GoRequest:
 
 @dataclass(frozen=True)
 class QuitRequest:
-    """The process ends."""
+    """The device's probe ends."""
 
     kind: ClassVar[str] = "quit"
 

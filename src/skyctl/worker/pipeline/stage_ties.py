@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from skyctl.errors import RunError
-from skyctl.worker.rank_order import SumGroup
+from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.workload.shared_parameters import SharedParameter
 
 
@@ -37,7 +37,7 @@ class StageTies:
             if parameter.layers[0] not in own:
                 self.counted_elsewhere.append(copy)
 
-    def check(self, groups: Sequence[SumGroup], who: str) -> None:
+    def check(self, groups: Sequence[SumGroupOrder], who: str) -> None:
         """Checks that the plan sums the gradients of just these.
 
         Args:

@@ -25,7 +25,7 @@ from torch import nn
 
 from skyctl.errors import RunError
 from skyctl.worker.peer import Peer
-from skyctl.worker.rank_order import SumGroup
+from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.worker.rounds.round_start import RoundStart
 from skyctl.worker.sums.batch_norm_stats import BatchNormStats, batch_norm_stats
 from skyctl.worker.sums.ongoing_sum import OngoingSum
@@ -82,7 +82,7 @@ class WeightAverage:
         self,
         layers: Sequence[nn.Module],
         start: int,
-        groups: Sequence[SumGroup],
+        groups: Sequence[SumGroupOrder],
         peers: Mapping[int, Peer],
         *,
         format: str = _EXACT,  # noqa: A002 — as the plan calls it

@@ -32,7 +32,7 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.rank_order import SumGroup
+from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.worker.sums.batch_norm_stats import BatchNormStats, SavedBuffers, batch_norm_stats
 from skyctl.worker.sums.group_sync import GroupSync
 from skyctl.worker.sums.low_rank_gradients import LowRankGradients, seed_of
@@ -105,7 +105,7 @@ class GradientSync:
         self,
         layers: Sequence[nn.Module],
         start: int,
-        groups: Sequence[SumGroup],
+        groups: Sequence[SumGroupOrder],
         peers: Mapping[int, Peer],
         *,
         format: str = "float32",  # noqa: A002 — as the plan calls it

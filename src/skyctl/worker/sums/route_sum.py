@@ -22,7 +22,7 @@ from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.transport.work import Work
 from skyctl.worker.peer import FIRST_SUM_TAG, Peer
-from skyctl.worker.rank_order import RoutePlace, SumGroup
+from skyctl.worker.rank_order import RoutePlace, SumGroupOrder
 from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.sum_codecs import SumCodec, is_finite, make_sum_codec
 from skyctl.worker.sums.sum_messages import (
@@ -84,7 +84,7 @@ class RouteSum:
                 self._start_thread(self._take_down, number, "down")
 
     @classmethod
-    def from_order(cls, group: SumGroup, peers: Mapping[int, Peer]) -> RouteSum:
+    def from_order(cls, group: SumGroupOrder, peers: Mapping[int, Peer]) -> RouteSum:
         """A rank's part in the sums of one group of its order.
 
         Args:
