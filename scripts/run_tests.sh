@@ -6,7 +6,8 @@ python=$1
 marks=$2
 shift 2
 
-"$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
+# Torch's threads sleep while they wait: else they spin, on cores that the other tests need.
+OMP_WAIT_POLICY=PASSIVE "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
 [ $shared = 2 ] && exit 2  # pytest's code where it was interrupted, or could not read the tests
 [[ $marks = *"not alone"* ]] && exit $shared

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from baselines.common import Assignment
 from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel
-from skyctl.planner.hybrid.hybrid_plan import record_step
-from skyctl.planner.plan_record import make_certificate
+from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
+from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.records.plan import Plan
 
 
@@ -24,9 +23,9 @@ def as_plan(hybrid: Plan, pipelines: Sequence[Assignment], shares: Sequence[int]
     placements = tuple(
         tuple(StageAssignment(model.ids.index(device), a, b) for device, a, b in row) for row in pipelines
     )
-    step = model.step(Candidate(placements, tuple(shares)))
+    step = model.step(Draft(placements, tuple(shares)))
     if step is None:
         return None
     proof = make_certificate(step.iteration_s, None, proved=False, method="as it was given", wall_s=0.0)
     kept = {"workload": hybrid.workload, "machines": hybrid.machines, "encrypted": hybrid.encrypted}
-    return record_step(model, "heuristic", step, proof).model_copy(update=kept)
+    return make_plan(model, "heuristic", step, proof, ()).model_copy(update=kept)

@@ -21,7 +21,7 @@ from skyctl import plan
 from skyctl.records.problem import Problem
 from skyctl.records.rhythm import Rhythm
 from skyctl.schedule.stale_simulation import WorkerTimes, simulate_stale
-from skyctl.worker.updates.sum_delay import SumDelay
+from skyctl.worker.updates.update_delay import UpdateDelay
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
@@ -167,7 +167,7 @@ def _delayed_losses() -> list[Line]:
     recipe = Recipe(total_steps=STEPS)
     found = {
         "without": reference.train(spec, 4, recipe).losses,
-        "with": reference.train(spec, 4, recipe, SumDelay(STEPS, 0, ()).settles).losses,
+        "with": reference.train(spec, 4, recipe, UpdateDelay(STEPS, 0, ()).settles).losses,
     }
     return [(label, *_smooth(losses)) for label, losses in found.items()]
 

@@ -225,6 +225,7 @@ class RunPaths:
         │   ├── events.jsonl    what the ranks reported, as it came
         │   └── logs/rank-000.log  all that rank printed
         ├── measurement.json    what it did
+        ├── outcome.json        of a script: how its ranks have ended
         ├── metrics.jsonl       a line a step, written as it happens
         ├── tensorboard/        the same for TensorBoard, where it is installed
         ├── weights.safetensors the trained weights
@@ -245,6 +246,7 @@ class RunPaths:
         self.newest_plan = self.folder / "plan.json"
         self.newest_logs = self.folder / "logs"
         self.measurement = self.folder / "measurement.json"
+        self.outcome = self.folder / "outcome.json"
         self.metrics = self.folder / "metrics.jsonl"
         self.tensorboard = self.folder / "tensorboard"
         self.weights = self.folder / "weights.safetensors"

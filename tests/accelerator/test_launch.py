@@ -25,12 +25,12 @@ Call = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def call(tmp_path: Path, toy: None) -> Call:
-    """``skyctl ARGUMENTS --json`` in a cluster of two: the document."""
+    """``skyctl COMMAND --json ARGUMENTS`` in a cluster of two: the document."""
     (tmp_path / "cluster.yaml").write_text(NODES)
 
     def run(*words: str) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "skyctl", *words, "--json"],
+            [sys.executable, "-m", "skyctl", words[0], "--json", *words[1:]],
             cwd=tmp_path,
             env={**os.environ, "SKYCTL_HOME": str(tmp_path / "state")},
             stdin=subprocess.DEVNULL,
@@ -44,6 +44,16 @@ def call(tmp_path: Path, toy: None) -> Call:
         return found
 
     return run
+
+
+def test_a_node_that_nobody_knows_is_asked_for_its_accelerators(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(
+        "name: two\nnodes:\n"
+        "  - {name: a, transport: local}\n"
+        "  - {name: b, transport: local, devices: ['toy:1']}\n"
+    )
+    done = call("run", "--per-node", "gpu", "--", "true")
+    assert [one["node"] for one in done["ranks"]] == ["a", "a", "b"]
 
 
 @pytest.mark.matrix

@@ -33,11 +33,11 @@ from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_order import RoundOptions, Staleness, SumGroupOrder, SumOrder
 from skyctl.worker.rounds.weight_average import GOES_ON, WeightAverage
-from skyctl.worker.sums import ongoing_sum
-from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums import sum_work
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import GRADIENTS, HEADER
+from skyctl.worker.sums.sum_work import SumWork
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.worker.updates.parameter_root import ParameterRoot, RootWeights
 from skyctl.worker.updates.stale_sync import StaleSync
@@ -76,14 +76,14 @@ def _sum(rank: int, peers: Peers) -> None:
     layout = make_layout(NUMBERS, [1.0], CHUNK)
     try:
         for step in range(STEPS):
-            ongoing = OngoingSum(layout, step, kind=GRADIENTS, helps=rank == 2)
-            part.begin(ongoing, 3)
+            sum_work = SumWork(layout, step, kind=GRADIENTS, helps=rank == 2)
+            part.begin(sum_work, 3)
             at = 0
             for last in layout.last_layer_of if rank != 2 else ():
-                ongoing.add_bucket([torch.ones(n) for layer in NUMBERS[at : last + 1] for n in layer])
+                sum_work.add_bucket([torch.ones(n) for layer in NUMBERS[at : last + 1] for n in layer])
                 at = last + 1
             part.agree(bytes(3))
-            ongoing.wait()
+            sum_work.wait()
     finally:
         _close(peers)
         part.close()
@@ -235,7 +235,7 @@ def _messages_of(act: Callable[[int, Peers], None], liar: int) -> int:
 
 def _play(role: Role, liar: Liar, limit_s: float = STUCK_S) -> Outcome:
     errors: list[tuple[int, BaseException]] = []
-    with mock.patch.object(ongoing_sum, "LINGER_S", STUCK_S / 4), connected(role.routes, COUNT) as ends:
+    with mock.patch.object(sum_work, "LINGER_S", STUCK_S / 4), connected(role.routes, COUNT) as ends:
         for peer in ends[role.liar].values():
             liar.speak_for(peer._group._pairs[peer.rank])
 

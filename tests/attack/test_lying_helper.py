@@ -25,7 +25,7 @@ if os.environ.get("LIE") == "end" and sys.orig_argv[-1] == "skyctl.worker.rank":
     honest = RouteSum.agree
 
     def agree(self, own, largest=1):
-        ends = self._ongoing.step >= {FROM_STEP}
+        ends = self._sum_work.step >= {FROM_STEP}
         return bytes([0]) + honest(self, bytes([ends]) + own[1:], largest)[1:]
 
     RouteSum.agree = agree

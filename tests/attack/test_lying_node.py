@@ -18,7 +18,7 @@ import pytest
 from skyctl.agent.frames import FrameError
 from skyctl.checkpoint.replicator_requests import ListRequest
 from skyctl.errors import ProtocolError, RunError, SkyctlError, WorkloadError
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import NodeSession
@@ -79,7 +79,7 @@ def test_what_a_rank_sends(seed: int, plan: Plan) -> None:
 def figures_hold(ranks: Ranks, plan: Plan) -> None:
     """Figures that were taken can be computed with and written down."""
     observed_slowdowns(plan, ranks.group.collected.settled_events())
-    play = simulation_input_of(plan)
+    (play,) = pipeline_simulations(plan)
     done = build_measurement("r", plan, ranks.specs, ranks.group.collected, None, [play])
     Measurement.model_validate_json(with_differences(play, done).to_json())
 

@@ -24,6 +24,8 @@ from skyctl.remote.credentials import make_credentials
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.work import Work
 
+from ..helpers.orders import with_fields
+
 Workloads = Callable[..., dict[str, Any]]
 Ends = tuple[PeerConnection, PeerConnection]
 ALTERED: dict[str, middle.Alterations] = {
@@ -196,7 +198,7 @@ def through(door: middle.Middle, over: Over) -> Callable[[int, str, int], tuple[
 def run(ranks: Any, over: Over, told: list[dict[str, Any]], *how: Any) -> Any:
     """What came of ranks over that backend; where no rank gets any further, they have stalled."""
     over.happened = "stalled"
-    ended = ranks.run([{**one, "backend": over.backend} for one in told], *how)
+    ended = ranks.run([with_fields(one, backend=over.backend) for one in told], *how)
     kinds = {error["event"] for error in ended.errors.values()}
     over.happened = "process ended" if "exit" in kinds else "ended" if kinds else "unnoticed"
     return ended

@@ -38,8 +38,15 @@ def test_eight_cases_of_three_labs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["data", "pipeline"])
-@pytest.mark.parametrize("source", ["train.py", "config.json"])
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("train.py", "data"),
+        pytest.param("train.py", "pipeline", marks=pytest.mark.matrix),
+        pytest.param("config.json", "data", marks=pytest.mark.matrix),
+        ("config.json", "pipeline"),
+    ],
+)
 def test_ranks_of_torchs_equal_split_train_together(form, source, tmp_path):
     (tmp_path / source).write_text(SOURCES[source])
     path = tmp_path / source if source.endswith(".py") else f"hf:{tmp_path}"

@@ -165,7 +165,7 @@ def test_flower_that_is_not_there_is_said_so(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", ["fedavg 50%", "fedprox 1 50%"])
+@pytest.mark.parametrize("label", [pytest.param("fedavg 50%", marks=pytest.mark.matrix), "fedprox 1 50%"])
 def test_owners_get_what_the_simulation_gets(tmp_path, label):
     method = next(method for method in METHODS if method.label == label)
     found = by_owners(SMALL, method, ROUNDS, tmp_path)

@@ -107,3 +107,17 @@ def test_all_but_torch_is_the_standard_library_alone() -> None:
         "sys.exit(any(m in sys.modules for m in ('torch', 'pydantic', 'numpy', 'yaml')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'GPU 0: X (UUID: GPU-a)'\necho '  MIG 1g'\necho 'GPU 1: X (UUID: GPU-b)'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.delitem(sys.modules, "skyctl.device.accelerator", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check_task.count_accelerators() == {"count": 2, "source": "nvidia-smi"}
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert check_task.count_accelerators() == {"count": 0, "source": "nvidia-smi"}

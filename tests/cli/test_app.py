@@ -184,6 +184,9 @@ def test_a_mistake_gets_a_guess(
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
+        ("stop -y", "skyctl stop has no option -y\n  next: -y is an option of "),
+        ("run --ouput out x.py", "skyctl run has no option --ouput; did you mean '--output'?"),
+        ("run --batch-size 8 x.py", "skyctl run has no option --batch-size\n  next: options of the script"),
         ("launch x.py --lr 0.1", "skyctl launch has no option --lr; did you mean '--learning-rate'?"),
         (
             "launch x.py --epochs=3",

@@ -17,7 +17,7 @@ from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.report_page import render_report
 from skyctl.compare.sync_summary import SyncChoice, sync_choice, sync_rows, sync_table
 from skyctl.compare.timeline import IDLE, plan_timeline
-from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.plan import (
     Certificate,
     FormOutcome,
@@ -110,6 +110,7 @@ def test_a_step_is_drawn_with_its_sum() -> None:
 
 def test_what_recomputes_takes_its_forward_again() -> None:
     plan = data_plan(recompute=True)
+    plan = plan.model_copy(update={"problem": plan.problem.model_copy(update={"recompute": True})})
     spans = plan_timeline(plan, pipeline_simulations(plan)).steps[0].spans
     assert spans[1].seconds == pytest.approx(0.2 + 0.1)
     assert spans[0].seconds == pytest.approx(0.1)

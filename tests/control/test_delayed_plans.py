@@ -13,7 +13,7 @@ from skyctl.control.form_choice import in_form
 from skyctl.control.observations import correct_from_run
 from skyctl.control.plan_creation import PlanOptions, forms_left_out
 from skyctl.errors import InputError
-from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement
 from skyctl.records.rhythm import Rhythm
 

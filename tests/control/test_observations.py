@@ -25,7 +25,7 @@ from skyctl.control.plan_from_profile import plan_profile
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InputError
 from skyctl.files import newest_profile, profile_folder, read_record, recent_profiles, save_profile
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.base import timestamp
 from skyctl.records.measurement import (
     Measurement,
@@ -102,7 +102,7 @@ def profile() -> Profile:
 
 def ran(plan: Plan, real: dict[str, float], message_s: float | None = None, **more: object) -> Measurement:
     """A run on machines that take ``real`` times the probe's seconds, whatever the plan thinks."""
-    probed = simulation_input_of(plan.model_copy(update={"problem": build_problem(profile(), 4)}))
+    (probed,) = pipeline_simulations(plan.model_copy(update={"problem": build_problem(profile(), 4)}))
     spread = more.pop("layers_spread", None)
     replicas = []
     for index, stage in enumerate(plan.stages):

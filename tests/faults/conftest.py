@@ -98,7 +98,7 @@ class Here(Skyctl):
         """Probes and plans; the plan uses both nodes."""
         sizes = ("--batch-size", "8", "--microbatches", "4")
         self.run("probe", "train.py", *sizes, code=0)
-        self.run("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json", code=0)
+        self.run_inside("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json")
         return self.folder / "plan.json"
 
 

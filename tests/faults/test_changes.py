@@ -30,7 +30,7 @@ def test_it_refuses_with_a_table_and_goes_on_only_where_told(planned, complains:
     done = planned.run("plan", "train.py", *sizes, "--strategy", "even", "-v")
     assert done.returncode == 0, done.stderr
     assert "as seen in run" in done.stderr or "was disturbed" in done.stderr
-    done = planned.run("plan", "train.py", "--from-run", run, "--json", "--strategy", "heuristic")
-    assert done.returncode == 0, done.stderr
+    done = planned.run_inside("plan", "train.py", "--from-run", run, "--json", "--strategy", "heuristic")
     assert json.loads(done.stdout)["workload"] == document["workload"]
-    complains(planned.run("plan", "other.py", "--from-run", run), 2, "trained train.py, not other.py")
+    refused = planned.run_inside("plan", "other.py", "--from-run", run, code=None)
+    complains(refused, 2, "trained train.py, not other.py")

@@ -58,6 +58,7 @@ def data(batch_size, seed):
         )
 """
 LONG = ("plan.json", "--steps", "100000", "--ignore-changes")
+STEPS = 150
 PAUSE_S, LONG_S = "0.002", "0.05"
 """What a slow layer takes; in long runs, which are only looked at, so much that they hardly compute."""
 
@@ -70,6 +71,14 @@ def talking(another: Callable[..., Any]) -> Any:
     made.train(TALKING)
     made.plan()
     return made
+
+
+@pytest.fixture(scope="module")
+def losses(talking: Any) -> list[float]:
+    """Of a run that nothing happens to."""
+    calm = ("plan.json", "--steps", str(STEPS), "--ignore-changes", "--json")
+    talking.env["PAUSE_S"] = PAUSE_S
+    return losses_of(talking.run("launch", *calm, code=0))
 
 
 @pytest.fixture
@@ -107,11 +116,11 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
     assert (found["status"], found["supervised"]) == ("running", "alive")
     assert found["supervisor"]["attached"] is False
     assert run.id in here.run("ps").stdout
-    logs = here.run("logs", run.id[-4:], "--rank", "0", "-n", "3")
+    logs = here.run_inside("logs", run.id[-4:], "--rank", "0", "-n", "3")
     assert [line.startswith("forward ") for line in logs.stdout.splitlines()] == [True] * 3
-    assert "[0 fast] forward" in here.run("logs", "--rank", "fast").stdout
-    assert here.run("logs", "--rank", "7").returncode == 2
-    assert "training" in here.run("logs", "--supervisor").stdout
+    assert "[0 fast] forward" in here.run_inside("logs", "--rank", "fast").stdout
+    here.run_inside("logs", "--rank", "7", code=2)
+    assert "training" in here.run_inside("logs", "--supervisor").stdout
     viewer = here.start("attach", run.id[-4:])
     run.until(lambda: "step" in viewer.err)
     viewer.process.terminate()
@@ -129,10 +138,9 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_is_followed_without_a_gap(here: Any) -> None:
-    here.env["PAUSE_S"] = PAUSE_S
-    steps = ("plan.json", "--steps", "150", "--ignore-changes")
-    losses = losses_of(here.run("launch", *steps, "--json", code=0))
+def test_a_killed_launcher_is_followed_without_a_gap(here: Any, losses: list[float]) -> None:
+    steps = ("plan.json", "--steps", str(STEPS), "--ignore-changes")
+    here.env["PAUSE_S"] = "0.02"  # it is still at it when it is looked at, on a busy machine, too
     run = here.launch(*steps).wait_for(3)
     run.child.kill()
     found = of(here, run)
@@ -143,15 +151,15 @@ def test_a_killed_launcher_is_followed_without_a_gap(here: Any) -> None:
     run.attach()
     run.end()
     run.is_as(losses, 1)
-    assert len(run.steps) == 150
+    assert len(run.steps) == STEPS
     printed = (run.folder / "logs" / "rank-000.log").read_text().splitlines()
     assert printed == [f"forward {n}" for n in range(1, len(printed) + 1)]
-    assert len(printed) >= 150
+    assert len(printed) >= STEPS
     assert left_of_state(here.state) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--now",)])
+@pytest.mark.parametrize("more", [(), pytest.param(("--now",), marks=pytest.mark.matrix)])
 def test_a_killed_launcher_and_then_stop(here: Any, more: tuple[str, ...]) -> None:
     run = here.launch(*LONG).wait_for(3)
     run.child.kill()
@@ -187,10 +195,9 @@ def test_a_frozen_agent_is_not_forgotten_when_its_node_is_back(here: Any) -> Non
 
 
 @pytest.mark.slow
-def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any) -> None:
+def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any, losses: list[float]) -> None:
     here.env["PAUSE_S"] = PAUSE_S
     steps = ("plan.json", "--steps", "60", "--ignore-changes", "--checkpoint-every", "5")
-    losses = losses_of(here.run("launch", *steps, "--json", code=0))
     run = here.launch(*steps).wait_for(3)
     run.until(lambda: run.state["checkpoint"])
     run.child.kill()

@@ -52,8 +52,7 @@ def test_a_profile_through_tls_says_so_and_takes_nothing_over(both) -> None:
 def test_each_is_planned_with_its_own_and_run_so(both, tmp_path: Path) -> None:
     words = ("plan", "train.py", *SIZES, "--strategy", "even")
     for flags, name in ((("--encrypt",), "tls.plan.json"), ((), "clear.plan.json")):
-        done = both.run(*words, *flags, "-o", name)
-        assert done.returncode == 0, done.stderr
+        both.run_inside(*words, *flags, "-o", name)
     plans = {n: json.loads((both.folder / f"{n}.plan.json").read_text()) for n in ("tls", "clear")}
     assert plans["tls"]["encrypted"]
     assert "encrypted" not in plans["clear"]
@@ -67,11 +66,9 @@ def test_a_profile_of_the_other_kind_is_refused_by_name(both) -> None:
     clear = sorted((both.state / "profiles" / "here").iterdir())
     names = {json.loads(path.read_text()).get("encrypted", False): str(path) for path in clear}
     words = ("plan", "train.py", *SIZES, "--strategy", "even")
-    done = both.run(*words, "--encrypt", "--profile", names[False])
-    assert done.returncode == 2
+    done = both.run_inside(*words, "--encrypt", "--profile", names[False], code=2)
     assert "measured without TLS" in done.stderr
     assert "probe train.py" in done.stderr
     assert "--encrypt" in done.stderr.split("next:")[1]
-    done = both.run(*words, "--profile", names[True])
-    assert done.returncode == 2
+    done = both.run_inside(*words, "--profile", names[True], code=2)
     assert "measured through TLS (--encrypt)" in done.stderr

@@ -27,7 +27,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     """Three nodes, probed, and a plan with a bound of 2."""
     made = another("a", "b", "c")
     made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
-    made.run("plan", "train.py", *SIZES, *SHARES, "--staleness", "2", "-o", "stale.json", code=0)
+    made.run_inside("plan", "train.py", *SIZES, *SHARES, "--staleness", "2", "-o", "stale.json")
     return made
 
 
@@ -100,18 +100,18 @@ def test_a_stopped_run_has_a_checkpoint_of_one_step_and_goes_on(nodes: Any) -> N
 
 @pytest.mark.slow
 def test_what_a_synchronous_run_showed_is_what_staleness_is_predicted_from(nodes: Any) -> None:
-    nodes.run("plan", "train.py", *SIZES, *SHARES, "-o", "data.json", code=0)
+    nodes.run_inside("plan", "train.py", *SIZES, *SHARES, "-o", "data.json")
     made = json.loads((nodes.folder / "stale.json").read_text())
     assert sorted(made["predicted"]["stale"]["unknown"]) == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
     done = json.loads(nodes.run("launch", "data.json", "--steps", "24", "--json", code=0).stdout)
     assert [len(replica["layer_steps_s"]) for replica in done["replicas"]] == [20, 20, 20]
     words = (*SIZES, *SHARES, "--staleness", "async")
-    made = json.loads(nodes.run("plan", "train.py", *words, "--json", code=0).stdout)
+    made = json.loads(nodes.run_inside("plan", "train.py", *words, "--json").stdout)
     assert made["predicted"]["stale"].get("unknown", []) == []
     assert all(device["step_factors"] for device in made["problem"]["devices"])
     assert made["problem"]["rhythm"] == {"staleness": None}
     (nodes.folder / "async.json").write_text(json.dumps(made))
-    nodes.run("verify", "async.json", code=0)
+    nodes.run_inside("verify", "async.json")
     words = ("--steps", "12", "--trace", "--json")
     done = json.loads(nodes.run("launch", "async.json", *words, code=0).stdout)
     assert done["mean_iteration_s"] > 0
@@ -134,6 +134,6 @@ def test_what_a_synchronous_run_showed_is_what_staleness_is_predicted_from(nodes
     ],
 )
 def test_what_does_not_go_with_it_is_a_clear_error(nodes: Any, words: tuple[str, ...], said: str) -> None:
-    done = nodes.run("plan", "train.py", *SIZES, *words, code=2)
+    done = nodes.run_inside("plan", "train.py", *SIZES, *words, code=2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -37,7 +37,7 @@ def three(another: Callable):
     file = made.folder / "cluster.yaml"  # else a run is over before anything can happen to it
     file.write_text(file.read_text().replace("transport: local", f"transport: local, slowdown: {SLOWER}"))
     made.run("probe", GPT, *SIZES, "--links", "none", code=0)
-    made.run("plan", GPT, *SIZES, "--assign", "a=0:2,b=2:4,c=4:6", "-o", "plan.json", code=0)
+    made.run_inside("plan", GPT, *SIZES, "--assign", "a=0:2,b=2:4,c=4:6", "-o", "plan.json")
     return made
 
 
@@ -54,7 +54,7 @@ def crashing(three) -> Path:
     fault = three.folder / "fault"
     three.train(CRASHING.format(fault=str(fault)))
     three.run("probe", "train.py", *SIZES, "--links", "none", code=0)
-    three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json", code=0)
+    three.run_inside("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json")
     return fault
 
 

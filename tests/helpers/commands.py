@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import os
 import pty
 import select
@@ -22,6 +24,9 @@ from .processes import until
 
 COMMAND_S = 400.0
 """How long a command may take, on a machine that does much else."""
+
+PROCESS_ONLY = ("SKYCTL_TEST_TAG", "PYTEST_CURRENT_TEST")
+"""What this process keeps of its own, though a command's environment was copied before."""
 
 Done = subprocess.CompletedProcess[str]
 
@@ -187,6 +192,29 @@ class Skyctl:
         """To its end, which must be with that exit code (None: any)."""
         child = self.start(*words, **env)
         return child.wait() if code is None else child.end(code)
+
+    def run_inside(self, *words: str, code: int | None = 0) -> Done:
+        """As ``run``, in this process, which has imported torch already: for commands that start none."""
+        out, err = io.StringIO(), io.StringIO()
+        ends = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        ended: object = 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.setattr(sys, "argv", ["skyctl", *words])
+            for name, value in self.env.items():
+                if name not in PROCESS_ONLY:
+                    patch.setenv(name, value)
+            try:
+                with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                    main()
+            except SystemExit as exc:
+                ended = exc.code or 0
+            finally:
+                for number, handler in ends.items():  # else what is started from here would inherit them
+                    signal.signal(number, handler)
+        done = subprocess.CompletedProcess(words, int(str(ended)), out.getvalue(), err.getvalue())
+        assert code is None or done.returncode == code, f"{done.returncode}\n{done.stderr}\n{done.stdout}"
+        return done
 
     def on_terminal(self, *words: str) -> Terminal:
         made = Terminal([sys.executable, "-m", "skyctl", *words], self.env, self.folder)

@@ -27,7 +27,7 @@ def where() -> Iterator[Backend]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carrier", ["skyctl", "gloo"])
+@pytest.mark.parametrize("carrier", ["skyctl", pytest.param("gloo", marks=pytest.mark.matrix)])
 def test_two_faults_and_the_run_ends_as_if_there_had_been_none(where: Backend, carrier: str) -> None:
     """A node's link is down for as long as it is believed in, and meanwhile another's rank is killed."""
     strikes = [Strike("link down", "whole", "n2", 5, 0.0, 10.0), Strike("killed", "rank", "n1", 15, 0.0, 0.0)]

@@ -236,7 +236,7 @@ def passes_of(problem):
 
 
 def brute_force(problem):
-    """The least step over every set of devices, ring and star (or what ``sync`` asks for), and share.
+    """The least step over every set of devices, every ring and star (or what ``sync`` asks for), and share.
 
     None when nothing fits.
     """
@@ -272,15 +272,18 @@ def layouts(chosen, sync):
         return [[]]
     ids = [d.id for d in chosen]
     n = len(ids)
-    ring = []
-    for root in range(n):
-        seen = [ids[(root + 1 + j) % n] for j in range(n)]  # ends with the root
-        down = [ids[(root + j) % n] for j in range(n)]  # begins with it
-        ring.append((1 / n, [*itertools.pairwise(seen)], [*itertools.pairwise(down)]))
+    rings = []
+    for order in ([ids[0], *rest] for rest in itertools.permutations(ids[1:])):
+        ring = []
+        for root in range(n):
+            seen = [order[(root + 1 + j) % n] for j in range(n)]  # ends with the root
+            down = [order[(root + j) % n] for j in range(n)]  # begins with it
+            ring.append((1 / n, [*itertools.pairwise(seen)], [*itertools.pairwise(down)]))
+        rings.append(ring)
     stars = [
         [(1.0, [(x, root) for x in ids if x != root], [(root, x) for x in ids if x != root])] for root in ids
     ]
-    return {"ring": [ring], "star": stars}.get(sync, [ring, *stars])
+    return {"ring": rings, "star": stars}.get(sync, [*rings, *stars])
 
 
 def step_of(problem, chosen, shares, routes):

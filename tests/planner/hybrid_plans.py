@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planner.data_problems import data_problem
 
-from skyctl.planner.data.route_layouts import Layout, make_sync
+from skyctl.planner.routes.route_layouts import Layout, route_records
 from skyctl.records.plan import Certificate, Pipeline, PlacedStage, Plan, Prediction, ReplicaPrediction
 from skyctl.records.sync import Sync, SyncGroup
 
@@ -28,9 +28,8 @@ def hybrid_plan(**more) -> Plan:
 
     groups = []
     for holders, start, stop in (((0, 2), 0, 2), ((1, 2), 2, 4)):
-        made = make_sync(Layout(holders, root=holders[0]), ids, 4)
-        assert made is not None
-        groups.append(SyncGroup(start=start, stop=stop, routes=made.groups[0].routes))
+        routes = route_records(Layout(holders, root=holders[0]).routes(), ids)
+        groups.append(SyncGroup(start=start, stop=stop, routes=routes))
     return Plan(
         form="pipelines",
         strategy="optimal",

@@ -10,7 +10,7 @@ import itertools
 import random
 
 from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel
+from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource, Tie
 
 
@@ -106,7 +106,7 @@ def brute_force(problem):
                 for one, share in zip(members, shares, strict=True)
             ]
             for placements in itertools.product(*options):
-                step = model.step(Candidate(placements, shares))
+                step = model.step(Draft(placements, shares))
                 if step is not None and (best is None or step.iteration_s < best):
                     best = step.iteration_s
     return best

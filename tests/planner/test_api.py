@@ -8,8 +8,9 @@ from tests.planner.planner_problems import problem, random_problem
 import skyctl
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.api import assigned, plan, predict, verify
+from skyctl.planner.cost_model import CostModel
 from skyctl.planner.explanation.plan_reasons import find_binding_constraint, stage_views
-from skyctl.planner.stage_memory import human_bytes, stage_bytes
+from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link
@@ -120,7 +121,7 @@ def test_the_contracts_memory_formula():
         x.workspace_bytes for x in part
     )
     expected += 2 * (p.layers[0].output_bytes + (p.layers[2].output_bytes if len(p.layers) > 3 else 0.0))
-    assert stage_bytes(p, 1, 3, 3) == pytest.approx(expected)
+    assert CostModel(p).need_bytes(1, 3, 3) == pytest.approx(expected)
 
 
 def test_plans_round_trip_and_verify_from_the_file():

@@ -6,8 +6,13 @@ import pytest
 from tests.plan_changes import with_stage
 
 from skyctl.planner.api import plan
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+
+
+def _simulation(plan):
+    (simulated,) = pipeline_simulations(plan)
+    return simulated
 
 
 def _problem(schedule: str, *, shared: bool) -> Problem:
@@ -42,16 +47,17 @@ def _problem(schedule: str, *, shared: bool) -> Problem:
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_same_step(schedule: str, shared: bool) -> None:
     made = plan(_problem(schedule, shared=shared), "heuristic")
-    played = simulation_input_of(made).simulate()
+    played = _simulation(made).simulate()
     assert played.iteration_s == pytest.approx(made.predicted.iteration_s)
     by_device = {replica.device: replica.compute_s for replica in made.predicted.replicas}
     assert played.compute_s == pytest.approx([by_device[s.replicas[0].device] for s in made.stages])
 
 
 def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
-    made = plan(_problem("1f1b", shared=False), "even")
-    play = simulation_input_of(made)
-    changed = simulation_input_of(with_stage(made, 0, recompute=True))
+    may_recompute = _problem("1f1b", shared=False).model_copy(update={"recompute": True})
+    made = plan(may_recompute, "even")
+    play = _simulation(made)
+    changed = _simulation(with_stage(made, 0, recompute=True))
     assert changed.stages[0].backward_s == pytest.approx(play.stages[0].backward_s + play.stages[0].forward_s)
     assert changed.stages[1:] == play.stages[1:]
 
@@ -61,7 +67,7 @@ def test_overhead_is_told_apart_from_layers() -> None:
     more = {"handling_s": 0.001, "neighbour_s": 0.003, "action_s": 0.002}
     devices = [d.model_copy(update=more) for d in given.devices]
     made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
-    play, plain = simulation_input_of(made), simulation_input_of(plan(given, "even"))
+    play, plain = _simulation(made), _simulation(plan(given, "even"))
     assert play.stages[0].forward_s == pytest.approx(plain.stages[0].forward_s + 0.003)
     for stage, times in enumerate(plain.stages):  # a forward is as long as is measured of one
         alone = play.layer_times(stage)

@@ -82,7 +82,7 @@ def test_cp_sat_agrees_with_subsets(seed):
 def test_many_equal_devices_are_proved_by_counts():
     r = random.Random(3)
     p = problem(flops=[1.0, 2.0] * 30, speeds=[r.choice([1, 2, 4]) for _ in range(24)])
-    found = plan(p, time_limit_s=20)
+    found = plan(p, time_limit_s=120)
     assert found.certificate.status == "optimal"
     assert len({s.replicas[0].device for s in found.stages}) == len(found.stages)
     assert verify(p, found).ok

@@ -12,7 +12,6 @@ from tests.planner.brute_force_executions import StageRun, best_s, need_bytes, s
 from tests.planner.planner_problems import layer, problem, random_problem
 
 from skyctl.errors import InfeasibleError, UndecidedError
-from skyctl.planner import stage_memory
 from skyctl.planner.api import plan, verify
 from skyctl.planner.cost_model import CostModel, StageAssignment
 from skyctl.planner.evaluation import StageExecution, least_execution, recompute_choices, step_s
@@ -129,9 +128,8 @@ def test_memory_is_the_contracts():
             run = StageRun(0, p, q, 2, deferred, again)
             want = need_bytes(given, run)
             device = given.devices[0]
-            assert stage_memory.device_bytes(
-                given, device, p, q, 2, deferred, recompute=again
-            ) == pytest.approx(want)
+            stage = StageAssignment(0, p, q)
+            assert model.device_bytes(stage, 2, deferred, recompute=again) == pytest.approx(want)
             need = model.need_bytes(p, q, 2, deferred, recompute=again)
             assert need + device.reserved_bytes == pytest.approx(want)
 

@@ -35,18 +35,20 @@ def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Probed and planned for once."""
+    folder = tmp_path_factory.mktemp("helped")
     source = WORKLOAD.replace("OPTIMIZER", OPTIMIZERS["adamw"])
     assert BATCH_NORM[0] in source
     source = source.replace(BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
     held_out = (
         "\n\ndef validation(batch_size, seed):\n    return itertools.islice(data(batch_size, seed), 2)\n"
     )
-    (tmp_path / "train.py").write_text(f"import itertools\n{source}{held_out}")
+    (folder / "train.py").write_text(f"import itertools\n{source}{held_out}")
     nodes = "".join(f"  - {{name: {name}, transport: local, threads: 1}}\n" for name in "abc")
-    (tmp_path / "cluster.yaml").write_text(f"nodes:\n{nodes}")
-    return tmp_path
+    (folder / "cluster.yaml").write_text(f"nodes:\n{nodes}")
+    return folder
 
 
 def run(folder: Path, *words: str) -> Any:
@@ -59,7 +61,7 @@ def plan_over(folder: Path, routes: list[dict[str, Any]], name: str, sums_as: st
     """A plan of two holders with these routes."""
     path = folder / "plan.json"
     if not path.exists():
-        run(folder, "probe", "train.py", *SIZED[:4])
+        run(folder, "probe", "train.py", *SIZED[:4], "--links", "none")
         run(folder, "plan", "train.py", *SIZED, "--assign", "a=2,b=1", "--helper", "c", "-o", str(path))
     made = json.loads(path.read_text())
     assert made["problem"]["helpers"] == [C]

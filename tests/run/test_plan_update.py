@@ -14,7 +14,7 @@ from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InfeasibleError
 from skyctl.files import save_profile
 from skyctl.planner.api import plan, verify
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan, WorkloadRef
@@ -264,7 +264,7 @@ def test_what_was_seen_is_a_factor_a_device() -> None:
     given = problem(*NODES)
     devices = [d.model_copy(update={"action_s": 0.01}) for d in given.devices]
     had = plan(given.model_copy(update={"devices": tuple(devices)}), "optimal")
-    play = simulation_input_of(had)
+    (play,) = pipeline_simulations(had)
 
     def events(rank: int, factor: float, steps: int = 8) -> list[StepEvent]:
         times = play.layer_times(rank)

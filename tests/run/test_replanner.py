@@ -17,7 +17,7 @@ from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import UnreachableError
 from skyctl.files import save_profile
 from skyctl.planner.api import plan
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
@@ -58,7 +58,7 @@ def problem() -> Problem:
 
 def collected(made: Plan, factors: dict[str, float], step_s: float, steps: int = 12, first: int = 0) -> Any:
     """Steps of a plan whose stages took so many times what it predicts."""
-    play = simulation_input_of(made)
+    (play,) = pipeline_simulations(made)
     done = StepCollector(len(made.stages), STEPS, first=first)
     for rank, stage in enumerate(made.stages):
         times = play.layer_times(rank)

@@ -8,6 +8,7 @@ import html
 import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -148,6 +149,7 @@ class Site:
             "SKYCTL_HOME": str(self.state),
             "XDG_DATA_HOME": str(self.data),
             "NO_COLOR": "1",
+            "PYTHONFAULTHANDLER": "1",
         }
         self.started: list[subprocess.Popen[str]] = []
 
@@ -198,6 +200,14 @@ class Site:
         )
         self.started.append(child)
         return child
+
+    def wait_end(self, child: subprocess.Popen[str]) -> None:
+        """Waits for its end; one that does not come says where all its threads are."""
+        try:
+            child.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)
+            pytest.fail(f"it goes on: {child.communicate(timeout=20)[1]}")
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         child = self.start(*words, **env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,76 @@ def test_lines_that_nodes_can_not_have(train: Path, line: str) -> None:
     with pytest.raises(InputError) as caught:
         read_workload_requirements(str(train))
     assert "requirements.txt:2" in str(caught.value) or line == "-r ."
+
+
+def project(train: Path, text: str) -> None:
+    (train.parent / "pyproject.toml").write_text(text)
+
+
+def test_a_projects_dependencies_are_read(train: Path) -> None:
+    project(
+        train,
+        '[project]\nname = "x"\ndependencies = ["a >= 1", "c[extra]==1 ; python_version >= \'3.8\'",'
+        ' "b @ https://example.org/b.whl", "a >= 1", "t_o.rch"]\n'
+        '[project.optional-dependencies]\nmore = ["d"]\n[dependency-groups]\ndev = ["e"]\n'
+        '[tool.uv.sources]\nT-o-rch = [{index = "cpu", marker = "x"}]\nother = {path = "../other"}\n',
+    )
+    found = read_workload_requirements(str(train))
+    assert found.lines == (
+        "a >= 1",
+        "c[extra]==1 ; python_version >= '3.8'",
+        "b @ https://example.org/b.whl",
+        "t_o.rch",
+    )
+    assert found.source == str(train.parent / "pyproject.toml")
+    assert ["project.dependencies of" in found.notes[0], "t_o.rch: its index" in found.notes[1]] == [True] * 2
+
+
+def test_requirements_txt_goes_before_a_project(train: Path) -> None:
+    project(train, "no TOML at all")
+    (train.parent / "requirements.txt").write_text("a\n")
+    found = read_workload_requirements(str(train))
+    assert found.lines == ("a",)
+    assert found.notes == (
+        f"requirements are read from {train.parent}/requirements.txt, not from pyproject.toml",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[project]\ndynamic = ["version", "dependencies"]\n', "dynamic dependencies, which setup does not"),
+        ("[tool.ruff]\n", "names no project.dependencies"),
+        ("[project]\ndependencies = []\n", "names no project.dependencies"),
+    ],
+)
+def test_a_project_that_requires_nothing_says_so(train: Path, text: str, said: str) -> None:
+    project(train, text)
+    found = read_workload_requirements(str(train))
+    assert (found.lines, found.source) == ((), None)
+    assert said in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[project\n", "is no TOML"),
+        ('[project]\ndependencies = "a"\n', "has to be a list of texts"),
+        ("[project]\ndependencies = [1]\n", "has to be a list of texts"),
+        ('[project]\ndependencies = ["a @ file:///x"]\n', "lies on this machine"),
+        ('[project]\ndependencies = ["-e ."]\n', "lies on this machine"),
+        ('[project]\ndependencies = ["--index-url https://x"]\n', "does not know the option '--index-url'"),
+        (
+            '[project]\ndependencies = ["a.b>=1"]\n[tool.uv.sources]\nA_b = {git = "https://x"}\n',
+            "tool.uv.sources says where 'a.b>=1' comes from",
+        ),
+    ],
+)
+def test_projects_that_nodes_can_not_have(train: Path, text: str, said: str) -> None:
+    project(train, text)
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        read_workload_requirements(str(train))
+    assert "pyproject.toml" in str(caught.value)
 
 
 def test_files_that_include_each_other(train: Path) -> None:

@@ -98,13 +98,13 @@ def test_what_a_workload_requires(site, index, wheel: Callable[..., Path]) -> No
     wheel(site.wheels, "tinylib", "1.2", {"tinylib.py": b"x = 1\n"})
     wheel(site.wheels, "otherlib", "3.0", {"otherlib.py": b"x = 1\n"})
     site.cluster(a=site.bare("bare"))
-    for name, text in (
-        ("one", "# what it needs\ntinylib>=1.1  # this\n"),
-        ("two", "otherlib ; python_version>'3'\n"),
+    for name, file, text in (
+        ("one", "requirements.txt", "# what it needs\ntinylib>=1.1  # this\n"),
+        ("two", "pyproject.toml", "[project]\ndependencies = [\"otherlib ; python_version>'3'\"]\n"),
     ):
         (site.folder / name).mkdir()
         (site.folder / name / "train.py").write_text(TRAIN)
-        (site.folder / name / "requirements.txt").write_text(text)
+        (site.folder / name / file).write_text(text)
     found = site.setup("one/train.py", "--index-url", index.url)
     assert found["a"]["lacks"] == ["torch", "tinylib>=1.1"]
     assert site.setup("--index-url", index.url)["a"]["status"] == "ready"
@@ -211,7 +211,7 @@ def test_interrupted_half_way(site, index, number: signal.Signals) -> None:
     assert index.wheel_asked.wait(60)
     assert len(site.environments) == 1  # half made
     child.send_signal(number)
-    child.communicate(timeout=60)
+    site.wait_end(child)
     assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
     deadline = time.monotonic() + 20
     while site.environments and time.monotonic() < deadline:
@@ -232,7 +232,7 @@ def test_interrupted_while_wheels_are_fetched(site, index, number: signal.Signal
     assert index.wheel_asked.wait(60)
     child.send_signal(number)
     index.go_on.set()  # after a kill, its pip ends by itself
-    child.communicate(timeout=60)
+    site.wait_end(child)
     assert bool(list(site.state.glob("wheels-*"))) == (number == signal.SIGKILL)
     assert site.setup("--index-url", index.url, "--push")["a"]["status"] == "made"
     assert list(site.state.glob("wheels-*")) == []
@@ -284,27 +284,27 @@ def test_a_broken_environment_is_made_again(site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["file", "link", "link to nothing"])
-def test_something_else_in_the_place_of_an_environment(site, what: str) -> None:
+def test_something_else_in_the_place_of_an_environment(site) -> None:
     """It is named, and stays: skyctl removes what it has made, and nothing else."""
     site.torch()
     site.cluster(a=site.bare("bare"))
     path = Path(site.setup("--wheels", "wheels", "--dry-run")["a"]["environment"])
     path.parent.mkdir(parents=True, mode=0o700)
     kept = site.folder / "mine"
-    if what == "file":
-        path.write_text("mine")
-    else:
-        path.symlink_to(kept)
-    if what == "link":
-        kept.mkdir()
-        (kept / "notes").write_text("mine")
-    found = site.setup("--wheels", "wheels", code=4)
-    assert str(path) in found["a"]["error"]
-    assert "XDG_DATA_HOME" in found["a"]["hint"]
-    assert site.environments == [path]
-    assert what != "link" or (kept / "notes").read_text() == "mine"
-    path.unlink()
+    for what in ("file", "link to nothing", "link"):
+        if what == "file":
+            path.write_text("mine")
+        else:
+            path.symlink_to(kept)
+        if what == "link":
+            kept.mkdir()
+            (kept / "notes").write_text("mine")
+        found = site.setup("--wheels", "wheels", code=4)
+        assert str(path) in found["a"]["error"], what
+        assert "XDG_DATA_HOME" in found["a"]["hint"]
+        assert site.environments == [path]
+        path.unlink()
+    assert (kept / "notes").read_text() == "mine"
     assert site.setup("--wheels", "wheels")["a"]["status"] == "made"
 
 

@@ -21,7 +21,7 @@ from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
 from skyctl.checkpoint import safetensors
 from skyctl.worker.rank_order import RankOrder
-from skyctl.worker.updates.sum_delay import SumDelay
+from skyctl.worker.updates.update_delay import UpdateDelay
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -54,7 +54,7 @@ def test_holders_train_as_a_loop_that_applies_gradients_a_step_later(
 ) -> None:
     """Seven samples in four microbatches, clipped, with dropout, a schedule, validations, checkpoints."""
     spec = edit_workload(workload("sgd"), DROPOUT, text=VALIDATION)
-    settles = SumDelay(STEPS, undelayed, (5, 4)).settles
+    settles = UpdateDelay(STEPS, undelayed, (5, 4)).settles
     assert [step for step in range(3, STEPS) if settles(step)] == [3, 4, 7, 9, 11]
     expected = reference.train(spec, 4, RECIPE, settles)
     plain = reference.train(spec, 4, RECIPE)
@@ -141,7 +141,7 @@ def test_a_stop_ends_all_with_the_same_step(
 def test_pipelines_with_cuts_of_their_own(workload: Workloads, pool: Any, tmp_path: Path) -> None:
     """Three groups; clipped over stages, one validates; and any stage may be the one that is stopped."""
     spec = edit_workload(workload("sgd", batch_size=8), text=VALIDATION)
-    expected = reference.train(spec, 6, RECIPE, SumDelay(STEPS, 0, (5,)).settles)
+    expected = reference.train(spec, 6, RECIPE, UpdateDelay(STEPS, 0, (5,)).settles)
     for star_routes in (False, True):
         orders = told(CROSSED, spec, STEPS, star=star_routes, recipe=RECIPE.to_dict(), weights=True)
         done = pool.run(delayed(orders))

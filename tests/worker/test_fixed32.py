@@ -24,10 +24,10 @@ from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.rank_order import SumGroupOrder, SumOrder
 from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sums.gradient_sync import GradientSync
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import GRADIENTS
+from skyctl.worker.sums.sum_work import SumWork
 from skyctl.worker.sums.summed_gradients import IntegerGradients, TrainedParameter
 from skyctl.workload.recipe import Recipe
 
@@ -133,10 +133,10 @@ def summed_in_order(
                 [own] = add_up(parameters, gradients, mine)
                 assert not gradients.overflows()
             time.sleep(waits_s[rank])
-            ongoing = OngoingSum(layout, 0, kind=GRADIENTS, format=name)
-            part.begin(ongoing)
-            ongoing.add_bucket([own])
-            ongoing.wait()
+            sum_work = SumWork(layout, 0, kind=GRADIENTS, format=name)
+            part.begin(sum_work)
+            sum_work.add_bucket([own])
+            sum_work.wait()
             part.close()
             return bytes(own.view(torch.uint8).tolist())
 

@@ -35,6 +35,7 @@ class Lane:
         self.posted = 0
         self.waits: list[float] = []
         self.settled = 0
+        self.latency_s = 0.0
 
     def send(self, tensor: torch.Tensor, tag: int) -> Any:
         self.sent.append(tensor.clone())
@@ -70,7 +71,6 @@ def receiver(
     *,
     specs: tuple[TensorSpec, ...] = (X,),
     ahead: int = 2,
-    latency_s: float = 0.0,
     dtype: str | None = None,
 ) -> MessageReceiver:
     pair: Any = lane
@@ -81,7 +81,6 @@ def receiver(
         microbatches=4,
         window=ahead,
         device=CPU,
-        latency_s=latency_s,
         link_dtype=dtype,
     )
 
@@ -133,7 +132,8 @@ def test_a_message_out_of_turn_is_an_error() -> None:
 
 def test_waiting_for_the_header_is_idle_and_for_the_rest_transfer() -> None:
     lane = Lane()
-    box = receiver(lane, latency_s=0.01)
+    lane.latency_s = 0.01
+    box = receiver(lane)
     box.begin(0)
     sender(lane).send(0, 0, [torch.zeros(2, 3)], flags=1)
     lane.waits = [0.05, 0.03]

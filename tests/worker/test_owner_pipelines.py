@@ -176,7 +176,7 @@ def test_machines_of_one_owner_that_afford_different_numbers_are_named(
     said = done.errors[3]
     assert said["type"] == "WorkloadError", said
     assert "owner c+d affords different numbers of local steps in round 2" in said["message"]
-    assert "local_steps() comes to 1 here, and to 3 on rank 2" in said["message"]
+    assert "local_steps() comes to 1 here, and to 3 on its first machine" in said["message"]
     assert {done.errors[rank]["type"] for rank in range(3)} == {"PeerLostError"}
     assert [event["local_steps"] for event in done.steps[3]] == [3, 3]
 

@@ -12,10 +12,10 @@ from tests.worker.sums import RouteEdges, connected, places, ring, star, togethe
 
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.peer import FIRST_SUM_TAG
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
+from skyctl.worker.sums.sum_work import SumWork
 
 TREE: list[RouteEdges] = [
     (0.3, 1, [(0, 3), (2, 3), (3, 1)], [(1, 3), (3, 0), (3, 2)]),
@@ -45,16 +45,16 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
             found = []
             for step in range(steps):
                 helps = rank >= holders
-                ongoing = OngoingSum(layout, step, kind=GRADIENTS, format=name, helps=helps)
-                part.begin(ongoing, 3)
+                sum_work = SumWork(layout, step, kind=GRADIENTS, format=name, helps=helps)
+                part.begin(sum_work, 3)
                 mine = [[t.clone() for t in layer] for layer in given[rank]] if not helps else []
                 at = 0
                 for last in layout.last_layer_of if mine else ():
-                    ongoing.add_bucket([t for layer in mine[at : last + 1] for t in layer])
+                    sum_work.add_bucket([t for layer in mine[at : last + 1] for t in layer])
                     at = last + 1
                 agreed = part.agree(bytes([0, rank == 1, 0]))
-                ongoing.wait()
-                assert ongoing.ready_buckets == 0, "it holds the gradients no longer"
+                sum_work.wait()
+                assert sum_work.ready_buckets == 0, "it holds the gradients no longer"
                 found.append(([t for layer in mine for t in layer], agreed))
             part.close()
             return found
@@ -119,14 +119,14 @@ def lying(message: SumMessage, tag: int = FIRST_SUM_TAG + 2, name: str = "float3
     with connected(routes, 2) as ends:
         peers = {1: ends[0][1]}
         part = RouteSum(0, places(routes, 0), peers)
-        ongoing = OngoingSum(layout, 5, kind=GRADIENTS, format=name)
-        part.begin(ongoing, 2)
-        ongoing.add_bucket([torch.zeros(4)])
+        sum_work = SumWork(layout, 5, kind=GRADIENTS, format=name)
+        part.begin(sum_work, 2)
+        sum_work.add_bucket([torch.zeros(4)])
         ends[1][0].send(message.tensor, tag)
 
         def wait(_: int) -> None:
             part.agree(b"\0\0")
-            ongoing.wait()
+            sum_work.wait()
 
         [error] = together(1, wait)
         part.close()
@@ -178,16 +178,16 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
         def act(rank: int) -> Any:
             peers = ends[rank]
             part = RouteSum(0, places(routes, rank), peers)
-            ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
-            part.begin(ongoing, 1)
+            sum_work = SumWork(layout, 0, kind=GRADIENTS)
+            part.begin(sum_work, 1)
             try:
                 if rank == 1:
                     for connection in peers.values():
                         connection.close()
                     return None
-                ongoing.add_bucket([torch.ones(1000)])
+                sum_work.add_bucket([torch.ones(1000)])
                 part.agree(b"\0")
-                ongoing.wait()
+                sum_work.wait()
             finally:
                 part.close()
             return None
@@ -206,16 +206,16 @@ def test_a_sum_of_numbers_that_are_not_tame_is_nobodys_lie(number: float, format
 
         def act(rank: int) -> Any:
             part = RouteSum(0, places(TREE, rank), ends[rank])
-            ongoing = OngoingSum(layout, 0, kind=GRADIENTS, format=format)
-            part.begin(ongoing, 1)
+            sum_work = SumWork(layout, 0, kind=GRADIENTS, format=format)
+            part.begin(sum_work, 1)
             own, at = [torch.full((n,), number) for layer in LAYERS for n in layer], 0
             for last in layout.last_layer_of:
                 count = sum(len(layer) for layer in LAYERS[at : last + 1])
                 bucket, own_rest = own[:count], own[count:]
-                ongoing.add_bucket(bucket)
+                sum_work.add_bucket(bucket)
                 own, at = own_rest, last + 1
             part.agree(b"\0")
-            ongoing.wait()
+            sum_work.wait()
             part.close()
             return bool(bucket[0].isfinite().any())
 
@@ -235,11 +235,11 @@ def test_each_rank_knows_who_told_it_that_the_run_ends(teller: int | None, told_
             peers = ends[rank]
             part = RouteSum(0, places(TREE, rank), peers)
             for step in range(3):
-                ongoing = OngoingSum(layout, step, kind=GRADIENTS, helps=True)
-                part.begin(ongoing, 2)
+                sum_work = SumWork(layout, step, kind=GRADIENTS, helps=True)
+                part.begin(sum_work, 2)
                 ends_here = step >= 1 and rank == teller
                 assert part.agree(bytes([ends_here, 0]))[0] == (step >= 1 and teller is not None)
-                ongoing.wait()
+                sum_work.wait()
             part.close()
             return part.ended_by
 

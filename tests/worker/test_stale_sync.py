@@ -25,7 +25,7 @@ from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.peer import FIRST_SUM_TAG
 from skyctl.worker.rank_order import Staleness, SumGroupOrder, SumOrder
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
-from skyctl.worker.updates.parameter_root import Leave, ParameterRoot, RootWeights
+from skyctl.worker.updates.parameter_root import Grant, ParameterRoot, RootWeights
 from skyctl.worker.updates.push_pull import Push, PushPull
 from skyctl.worker.updates.stale_sync import StaleSync
 from skyctl.workload.recipe import Recipe
@@ -229,23 +229,23 @@ def test_the_slowest_is_waited_for_and_meetings_hold_everybody() -> None:
         root.push(worker, clock, zeros, bytes([1, 1, 1, 1]), **({"wants_end": False} | more))
 
     push(0, 0)
-    assert root.take_leave(0, out)[:2] == (None, 0)
+    assert root.take_grant(0, out)[:2] == (None, 0)
     push(0, 1)
-    waiting = threading.Thread(target=lambda: root.take_leave(0, out))
+    waiting = threading.Thread(target=lambda: root.take_grant(0, out))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive(), "two ahead of one that has finished nothing"
     push(1, 0)
     waiting.join(10.0)
-    root.take_leave(1, zeros)
+    root.take_grant(1, zeros)
     with pytest.raises(RunError, match="worker 1 has finished 1 clocks, not 3"):
         push(1, 3)
     push(0, 2)
     push(1, 1)
-    root.take_leave(1, zeros)
+    root.take_grant(1, zeros)
     push(1, 2)
     for worker in (0, 1):
-        assert root.take_leave(worker, out).slowest == 3
+        assert root.take_grant(worker, out).slowest == 3
     held = threading.Thread(target=lambda: push(1, 3, wants_end=True))
     held.start()
     held.join(0.1)
@@ -256,7 +256,7 @@ def test_the_slowest_is_waited_for_and_meetings_hold_everybody() -> None:
     failing = threading.Timer(0.1, root.fail, [RunError("lost")])
     failing.start()
     with pytest.raises(RunError, match="lost"):
-        root.take_leave(1, out)
+        root.take_grant(1, out)
     failing.join(10.0)
     with pytest.raises(RunError, match="lost"):
         push(0, 3)
@@ -303,22 +303,22 @@ def test_a_lying_worker_ends_the_run_and_is_named(lie: Callable[[PushPull], None
 
 
 @pytest.mark.parametrize(
-    ("leave", "said"),
+    ("grant", "said"),
     [
-        (Leave(None, 0, 0.0), "leave to be 3 clocks ahead, 1 at most"),
-        (Leave(None, 9, 0.0), "a slowest worker that has finished 9 clocks"),
-        (Leave(1, 2, 0.0), "an end after clock 1"),
-        (Leave(None, 2, float("nan")), "nan seconds"),
+        (Grant(None, 0, 0.0), "a grant to be 3 clocks ahead, 1 at most"),
+        (Grant(None, 9, 0.0), "a slowest worker that has finished 9 clocks"),
+        (Grant(1, 2, 0.0), "an end after clock 1"),
+        (Grant(None, 2, float("nan")), "nan seconds"),
     ],
 )
-def test_a_lying_root_is_named(leave: Leave, said: str) -> None:
+def test_a_lying_root_is_named(grant: Grant, said: str) -> None:
     with connected(star(2), 2) as ends:
 
         def act(rank: int) -> Any:
             line = _pair(ends, rank)
             if rank:
                 return line.receive_answer(2, torch.zeros(26), staleness=1, steps=9)
-            line.send_answer(2, leave, torch.zeros(26))
+            line.send_answer(2, grant, torch.zeros(26))
             return None
 
         _, error = together(2, act)

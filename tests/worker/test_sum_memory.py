@@ -51,10 +51,10 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     from skyctl.worker.rank_events import SumSizes
     from skyctl.worker.rank_order import SumGroupOrder, SumOrder
     from skyctl.worker.sum_helper import SumHelper
-    from skyctl.worker.sums.ongoing_sum import OngoingSum
     from skyctl.worker.sums.route_sum import RouteSum
     from skyctl.worker.sums.sum_layout import make_layout
     from skyctl.worker.sums.sum_messages import GRADIENTS
+    from skyctl.worker.sums.sum_work import SumWork
     from skyctl.worker.sums.summed_gradients import AGREED_FLAGS
 
     torch.set_num_threads(1)
@@ -81,12 +81,12 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     if given:
         sums = RouteSum(0, routes, peers)
         layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
-        ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
-        sums.begin(ongoing, AGREED_FLAGS + 4)
+        sum_work = SumWork(layout, 0, kind=GRADIENTS)
+        sums.begin(sum_work, AGREED_FLAGS + 4)
         for tensor in given:
-            ongoing.add_bucket([tensor])
+            sum_work.add_bucket([tensor])
         sums.agree(bytes(AGREED_FLAGS + 4))
-        ongoing.wait()
+        sum_work.wait()
     else:
         told = SumGroupOrder(0, 0, tuple(routes), agreement=routes[0])
         sync = SumOrder("float32", CHUNK_BYTES, (told,))

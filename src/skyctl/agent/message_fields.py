@@ -103,16 +103,24 @@ def read_fields(cls: type, message: Mapping[str, Any], *, exact: bool = False) -
 
 def write_fields(record: Any) -> dict[str, Any]:
     """A dataclass's fields as a JSON object, for ``read_fields``; what has its default value is left out."""
-    keys: Mapping[str, str] = getattr(record, "keys", {})
-    values = {field: getattr(record, field.name) for field in fields(record)}
+    cls: type = type(record)
     return {
-        keys.get(field.name, field.name): _plain(value)
-        for field, value in values.items()
-        if field.default is MISSING or value != field.default
+        key: _plain(value)
+        for name, key, default in _written(cls)
+        if (value := getattr(record, name)) != default  # MISSING equals nothing
     }
 
 
+@cache
+def _written(cls: type) -> list[tuple[str, str, Any]]:
+    """By field: its name, its key on the wire, and its default value."""
+    keys: Mapping[str, str] = getattr(cls, "keys", {})
+    return [(field.name, keys.get(field.name, field.name), field.default) for field in fields(cls)]
+
+
 def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):  # most are: asking for the rest takes longer
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return write_fields(value)
     if isinstance(value, Mapping):

@@ -11,6 +11,8 @@ PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 NODE_PACKAGES = (
     "agent",
     "schedule",
+    "script",
+    "torch",
     "workload",
     "checkpoint",
     "device",

@@ -126,3 +126,12 @@ class TorchFacts:
     missing: Annotated[tuple[Label, ...], MaxLength(MOST_DEVICES)]
     faults: Annotated[Mapping[str, str], MaxLength(MOST_DEVICES)]
     dtypes: Annotated[tuple[DtypeTrial, ...], MaxLength(100)]
+
+
+@dataclass(frozen=True)
+class AcceleratorCount:
+    """How many accelerators there are; ``source``: who found them, torch or ``nvidia-smi``."""
+
+    kind: ClassVar[str] = "result"
+    count: Annotated[int, Within(0, MOST_DEVICES)]
+    source: Label

@@ -26,8 +26,15 @@ class ServeOrder:
     kind: ClassVar[str] = "serve"
 
 
-CheckOrder = TorchOrder | ServeOrder
-CHECK_ORDERS: tuple[type[CheckOrder], ...] = (TorchOrder, ServeOrder)
+@dataclass(frozen=True)
+class CountAcceleratorsOrder:
+    """Say how many accelerators there are."""
+
+    kind: ClassVar[str] = "count-accelerators"
+
+
+CheckOrder = TorchOrder | ServeOrder | CountAcceleratorsOrder
+CHECK_ORDERS: tuple[type[CheckOrder], ...] = (TorchOrder, ServeOrder, CountAcceleratorsOrder)
 
 
 @dataclass(frozen=True)
@@ -76,18 +83,18 @@ class ConnectRequest:
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class StopCheckRequest:
     """The node's check ends."""
 
     kind: ClassVar[str] = "stop"
     id: Index
 
 
-CheckRequest = ClockRequest | FactsRequest | ListenRequest | ConnectRequest | StopRequest
+CheckRequest = ClockRequest | FactsRequest | ListenRequest | ConnectRequest | StopCheckRequest
 CHECK_REQUESTS: tuple[type[CheckRequest], ...] = (
     ClockRequest,
     FactsRequest,
     ListenRequest,
     ConnectRequest,
-    StopRequest,
+    StopCheckRequest,
 )

@@ -4,6 +4,7 @@ By what it gets (``check_orders``) it answers:
 
 - ``RouteRequest`` (``agent.network_interfaces``) → ``address``, or None;
 - ``TorchOrder`` → versions, devices, what dtypes they compute in; a crash of torch ends this task alone;
+- ``CountAcceleratorsOrder`` → ``count``, ``source``: torch, or where it can't be imported ``nvidia-smi``;
 - ``ServeOrder`` → each request with ``{"event": "answer", "id", …}``, until told to stop.
 """
 
@@ -29,12 +30,14 @@ from skyctl.check.check_orders import (
     CHECK_REQUESTS,
     ClockRequest,
     ConnectRequest,
+    CountAcceleratorsOrder,
     FactsRequest,
     ListenRequest,
     PeerPort,
-    StopRequest,
+    StopCheckRequest,
     TorchOrder,
 )
+from skyctl.device.nvidia_smi import run_nvidia_smi
 from skyctl.setup.node.environment_store import free_bytes
 from skyctl.transport.handshake import (
     AuthenticatingListener,
@@ -59,6 +62,8 @@ def main(message: dict[str, Any], channel: Any) -> dict[str, Any]:
     order = read_order(CHECK_ORDERS, message)
     if isinstance(order, TorchOrder):
         return _torch_facts(order.devices, channel.cache)
+    if isinstance(order, CountAcceleratorsOrder):
+        return count_accelerators()
     return _answer_questions(channel)
 
 
@@ -81,11 +86,21 @@ def _answer_questions(channel: Any) -> dict[str, Any]:
             except OSError as exc:
                 answer = {"error": _error_text(exc)}
             channel.send({"event": "answer", "id": request.id, **answer})
-            if isinstance(request, StopRequest):
+            if isinstance(request, StopCheckRequest):
                 return {}
     finally:
         if listener is not None:
             listener.close()
+
+
+def count_accelerators() -> dict[str, Any]:
+    """How many accelerators torch sees; where it can't be imported, how many GPUs ``nvidia-smi`` lists."""
+    try:
+        from skyctl.device.accelerator import list_accelerators
+    except (ImportError, OSError):
+        listed = sum(line.startswith("GPU ") for line in run_nvidia_smi("-L"))
+        return {"count": listed, "source": "nvidia-smi"}
+    return {"count": len(list_accelerators()), "source": "torch"}
 
 
 def _torch_facts(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:

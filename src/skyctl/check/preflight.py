@@ -10,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
-from skyctl.agent.task_events import read_as_json
-from skyctl.agent.task_orders import write_order, write_request
+from skyctl.agent.task_orders import write_order
 from skyctl.check import diagnosis
-from skyctl.check.check_answers import ANSWERS, TorchFacts
+from skyctl.check.check_answers import TorchFacts
 from skyctl.check.check_orders import (
     CheckRequest,
     ClockRequest,
@@ -24,7 +22,6 @@ from skyctl.check.check_orders import (
     FactsRequest,
     ListenRequest,
     PeerPort,
-    ServeOrder,
     TorchOrder,
 )
 from skyctl.check.check_report import (
@@ -38,15 +35,14 @@ from skyctl.check.check_report import (
     ok,
     skipped,
 )
-from skyctl.errors import NodeError, ProtocolError, SkyctlError
+from skyctl.check.node_questions import CHECK_TASK, NodeQuestions
+from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_address, own_addresses
-from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import make_connector, open_sessions
 
-CHECK_TASK = "skyctl.check.check_task"
 PRELOADED = (CHECK_TASK, "torch")
 """What local nodes' tasks are forked with: not all of what ranks need, which takes as long again."""
 CONNECT_TIMEOUT_S = 5.0
@@ -76,35 +72,18 @@ class _CheckedNode:
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     lost: SkyctlError | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _task: RemoteTask | None = None
-    _ids: Iterator[int] = field(default_factory=count)
+    questions: NodeQuestions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.questions = NodeQuestions(self.session)
 
     @property
     def name(self) -> str:
         return self.session.node.name
 
     def ask(self, request_of: Callable[[int], CheckRequest], timeout_s: float) -> dict[str, Any]:
-        """One question to the task that serves on the node (started at the first one).
-
-        Args:
-            request_of: the request with that number.
-
-        Raises:
-            SkyctlError: the task failed, the node is lost, or no answer in time.
-        """
-        if self._task is None:
-            self._task = self.session.start_task(CHECK_TASK, write_order(ServeOrder()), name="check")
-        number = next(self._ids)
-        request = request_of(number)
-        self._task.send(write_request(request))
-        deadline = time.monotonic() + timeout_s
-        while (event := self._task.recv(max(0.0, deadline - time.monotonic()))) is not None:
-            message = event[0]
-            if message.get("event") == "answer" and message.get("id") == number:
-                return read_as_json(ANSWERS[request.kind], message, self.name)
-            if message.get("event") in ("error", "exit"):
-                raise translate_task_failure(self.session.node, message)
-        raise NodeError(f"node {self.name} did not answer within {timeout_s:g} s", node=self.name)
+        """As of ``NodeQuestions``."""
+        return self.questions.ask(request_of, timeout_s)
 
 
 def check_nodes(

@@ -14,7 +14,7 @@
     replicator → ReplicationFailed                           it keeps trying
     → replicator PinRequest, PruneRequest, ForgetRequest
     replicator → ReplicatorAnswer with "removed": [STEP]
-    → replicator StopRequest                                 ends the task
+    → replicator StopReplicatorRequest                       ends the task
 
 The requests are in ``replicator_requests``, the events in ``replicator_events``. The answer to a request that
 fails has ``error``. Followed nodes are copied from while no launcher is connected, too.
@@ -44,7 +44,7 @@ from skyctl.checkpoint.replicator_requests import (
     PruneRequest,
     PullRequest,
     ReplicatorRequest,
-    StopRequest,
+    StopReplicatorRequest,
     VerifyRequest,
 )
 from skyctl.checkpoint.shard_client import (
@@ -99,7 +99,7 @@ class CheckpointReplicator:
             except RecordError as exc:
                 self._channel.send({"event": "answer", "id": received[0].get("id"), "error": exc.message})
                 continue
-            if isinstance(request, StopRequest):
+            if isinstance(request, StopReplicatorRequest):
                 return
             if isinstance(request, VerifyRequest | PullRequest | AdoptRequest):
                 name = f"replicator: {request.kind}"

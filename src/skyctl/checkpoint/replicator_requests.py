@@ -120,7 +120,7 @@ class ForgetRequest:
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class StopReplicatorRequest:
     """The replicator ends; nothing is answered."""
 
     kind: ClassVar[str] = "stop"
@@ -137,7 +137,7 @@ ReplicatorRequest = (
     | ForgetRequest
 )
 """All but the last one, which has no answer."""
-REPLICATOR_REQUESTS: tuple[type[ReplicatorRequest | StopRequest], ...] = (
+REPLICATOR_REQUESTS: tuple[type[ReplicatorRequest | StopReplicatorRequest], ...] = (
     ListRequest,
     VerifyRequest,
     PullRequest,
@@ -146,5 +146,5 @@ REPLICATOR_REQUESTS: tuple[type[ReplicatorRequest | StopRequest], ...] = (
     PinRequest,
     PruneRequest,
     ForgetRequest,
-    StopRequest,
+    StopReplicatorRequest,
 )

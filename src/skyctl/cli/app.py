@@ -28,12 +28,13 @@ from skyctl.cli import (
     plan_command,
     probe_command,
     ps_command,
+    run_command,
     setup_command,
     stop_command,
     verify_command,
 )
 from skyctl.cli.examples import format_examples
-from skyctl.cli.mistyped_words import SkyctlCommand, SkyctlGroup
+from skyctl.cli.mistyped_words import ScriptCommand, SkyctlCommand, SkyctlGroup
 
 app = typer.Typer(
     name="skyctl",
@@ -55,6 +56,7 @@ COMMANDS = {
     "plan": plan_command.plan,
     "verify": verify_command.verify,
     "launch": launch_command.launch,
+    "run": run_command.run,
     "ps": ps_command.ps,
     "logs": logs_command.logs,
     "attach": attach_command.attach,
@@ -86,7 +88,12 @@ def _root(
 
 
 for _name, _function in COMMANDS.items():
-    app.command(_name, cls=SkyctlCommand, epilog=format_examples(_name))(_function)
+    app.command(
+        _name,
+        cls=ScriptCommand if _name == "run" else SkyctlCommand,
+        epilog=format_examples(_name),
+        context_settings={"allow_interspersed_args": _name != "run"},
+    )(_function)
 app.add_typer(checkpoint_command.app, name="checkpoint")
 app.add_typer(lab_command.app, name="lab")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from functools import cached_property
@@ -89,23 +90,29 @@ def _watch(out: Output, run: InspectedRun, *, yes: bool) -> int | None:
 def _take_over(out: Output, lock: RunLock, *, yes: bool) -> int:
     """Supervises the run from here on, until it ends or is detached from."""
     from skyctl.cli.run_display import detachable_callbacks, show_outcome
-    from skyctl.supervision.background_supervisor import hand_over
-    from skyctl.supervision.resume import take_over
+    from skyctl.supervision.background_supervisor import hand_over, take_over_any
+    from skyctl.supervision.run_logs import read_state
 
     with (
         lock,
         out.progress("attach") as progress,
-        detachable_callbacks(out, progress, (signal.SIGHUP, signal.SIGTERM), yes=yes) as callbacks,
+        detachable_callbacks(
+            out,
+            progress,
+            (signal.SIGHUP, signal.SIGTERM),
+            yes=yes,
+            prints_results=read_state(lock.paths).is_script,
+        ) as callbacks,
     ):
-        outcome = take_over(lock, callbacks, lambda run: hand_over(run, callbacks.phase))
+        outcome = take_over_any(lock, callbacks, lambda run: hand_over(run, callbacks.phase))
     show_outcome(out, lock.paths.run_id, outcome)
     return 0
 
 
 def _show_ended(out: Output, run: InspectedRun) -> int:
     """Shows how a run has ended. Raises RunError where it failed."""
-    from skyctl.cli.run_display import show_run
-    from skyctl.files import read_record
+    from skyctl.cli.run_display import show_run, show_script
+    from skyctl.files import read_record, read_text
     from skyctl.records.measurement import Measurement
     from skyctl.supervision.run_status import counted_unit
 
@@ -114,6 +121,13 @@ def _show_ended(out: Output, run: InspectedRun) -> int:
         raise RunError(
             f"run {name} failed: {state.detail or 'it does not say why'}", log=str(run.paths.folder)
         )
+    if state.is_script and run.paths.outcome.is_file():
+        show_script(out, json.loads(read_text(run.paths.outcome)))
+        return 0
+    if state.is_script:
+        out.line(f"run {name} of {state.workload} was {state.status}")
+        out.json({"run_id": name, "status": state.status})
+        return 0 if state.status == "done" else 1
     if state.status == "stopped" or not run.paths.measurement.is_file():
         unit = counted_unit(run.paths)
         out.line(f"run {name} was {state.status} after {state.step} of {state.steps} {unit}s")
@@ -209,12 +223,13 @@ class RunView:
         for message in map(parse_supervisor_line, self._supervisor_log.lines()):
             show.get(message.kind, callbacks.note)(message.text)
         for line in self._logs.lines():
-            self._out.note(format_log_line(line))
+            show_line = self._out.line if self._state.is_script else self._out.note
+            show_line(format_log_line(line))
         for metrics in self._metrics.lines():
             callbacks.step(
                 StepProgress(
                     step=int(metrics["step"]),
-                    steps=self._state.steps,
+                    steps=self._state.steps or 0,
                     loss=float(metrics["loss"]),
                     iteration_s=float(metrics["iteration_s"]),
                     samples_per_s=float(metrics["samples_per_s"]),
@@ -228,8 +243,8 @@ class RunView:
 
     def _ask_to_stop(self, callbacks: RunCallbacks, *, checkpoint: bool) -> None:
         """Leaves a request to stop for the run's supervisor."""
-        from skyctl.run.operator_requests import StopRequest, leave_request
+        from skyctl.run.operator_requests import StopRunRequest, leave_request
 
         self._stopping = True
         callbacks.phase("asking its supervisor to end it" + ("" if checkpoint else " at once"))
-        leave_request(self._run.paths, StopRequest(checkpoint))
+        leave_request(self._run.paths, StopRunRequest(checkpoint))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from skyctl.cli.progress_display import ProgressDisplay, make_console, strip_control, wrap_words
 from skyctl.errors import SkyctlError
+from skyctl.terminal import ignoring_closed_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -209,7 +210,8 @@ class Output:
     @contextlib.contextmanager
     def _piped(self, stream: TextIO) -> Iterator[None]:
         try:
-            yield
+            with ignoring_closed_terminal():
+                yield
         except BrokenPipeError as exc:
             if stream is self._stdout:
                 raise ReaderGoneError from exc

@@ -35,6 +35,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl verify plan.json",
         "skyctl verify plan.json --json",
     ),
+    "run": (
+        "skyctl run train.py --epochs 3",
+        "skyctl run --output ckpt train_ddp.py --batch-size '{share:64}'",
+        "skyctl run --per-node tower=2,laptop=1 --max-restarts 3 -m mypackage.train",
+        "skyctl run -- ./simulate --seed {rank}",
+    ),
     "launch": (
         "skyctl launch plan.json --steps 500",
         "skyctl launch train.py --steps 5000 --detach",

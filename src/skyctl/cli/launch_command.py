@@ -275,7 +275,7 @@ def _train(
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
 
-    connect = options.supervised_connection(target.path)
+    connect = options.supervised_connection(target.path, options.hold)
     run_options = options.run_options(backend)
     with ExitStack() as stack:
         progress = stack.enter_context(out.progress("launch"))

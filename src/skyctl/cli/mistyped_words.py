@@ -19,13 +19,14 @@ from skyctl.cli.command_runner import report_error
 from skyctl.cli.option_pairs import refuse_unused
 from skyctl.errors import InputError
 
+AFTER_DASHES = "skyctl.after_dashes"
+"""In a context's ``meta``: whether ``--`` stood before a script's first word."""
 COMMANDS_MEANT = {
     "status": ("ps", "check"),
     "runs": ("ps",),
     "list": ("ps",),
     "resume": ("launch --resume",),
     "train": ("launch",),
-    "run": ("launch",),
     "cancel": ("stop",),
     "kill": ("stop",),
     "measure": ("probe",),
@@ -45,6 +46,9 @@ OPTIONS_MEANT = {
 """By an option of other tools, which one says that here."""
 OPTION_NOTES = {"--epochs": "a step takes one batch: steps = epochs × samples / batch size"}
 
+SLIP = 0.8
+"""How alike (``difflib``) an option is to one of ours if it may be that, and not one of the user's script."""
+
 
 class SkyctlCommand(TyperCommand):
     """A command that says what may be meant by an option that it has not; refuses what it would ignore."""
@@ -57,6 +61,18 @@ class SkyctlCommand(TyperCommand):
         _guarded(words, lambda: _check_options(ctx, words))
         rest = super().parse_args(ctx, args)
         _guarded(words, lambda: refuse_unused(ctx))
+        return rest
+
+
+class ScriptCommand(SkyctlCommand):
+    """A command whose options end with its first word: all that follows is the script's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's; the context's ``meta`` says whether ``--`` stood before the first word."""
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        at = len(words) - len(ctx.params.get("words") or ())
+        ctx.meta[AFTER_DASHES] = at > 0 and words[at - 1] == "--"
         return rest
 
 
@@ -91,16 +107,37 @@ def _check_options(ctx: typer.Context, args: Sequence[str]) -> None:
     words = iter(range(len(args)))
     for at in words:
         if args[at] == "--":
+            _refuse_script_arguments(ctx, args, at)
+            return
+        if not (ctx.allow_interspersed_args or args[at].startswith("-")):
             return
         name, equals, _ = args[at].partition("=")
         option = known.get(name)
-        if option is None and name.startswith("--"):
-            raise _unknown_option(ctx, name, known)
+        if option is None and (name.startswith("--") or _is_unknown_letter(ctx, name, known)):
+            raise _unknown_option(ctx, name, known, args)
         if option is not None and not option.is_flag and not equals:
             following = args[at + 1] if at + 1 < len(args) else None
             if following is None or following.partition("=")[0] in known:
                 raise _no_value(ctx, option, name, following)
             next(words)
+
+
+def _is_unknown_letter(ctx: typer.Context, name: str, known: Mapping[str, Any]) -> bool:
+    """Whether a word is an option of one letter that there is not; a value may follow a letter at once."""
+    letter = name[:2]
+    looks_like_one = len(letter) == 2 and letter[0] == "-" and not (letter[1].isdigit() or letter[1] == ".")
+    return looks_like_one and letter not in known and letter not in ctx.help_option_names
+
+
+def _refuse_script_arguments(ctx: typer.Context, args: Sequence[str], at: int) -> None:
+    """Raises InputError where a script's own arguments stand after ``--`` of a command that takes none."""
+    script = next((word for word in args[:at] if word.endswith(".py")), None)
+    if ctx.allow_interspersed_args and script is not None and at + 1 < len(args):
+        typed = shlex.join(["skyctl", "run", script, *args[at + 1 :]])
+        raise InputError(
+            f"{ctx.command_path} gives {script} no arguments of its own",
+            hint=f"a script that trains by itself: {typed}; model(width) of a workload: {script},width=512",
+        )
 
 
 def _check_own_options(ctx: typer.Context, args: Sequence[str]) -> None:
@@ -127,13 +164,26 @@ def _no_value(ctx: typer.Context, option: Any, name: str, following: str | None)
     )
 
 
-def _unknown_option(ctx: typer.Context, name: str, known: Mapping[str, Any]) -> InputError:
+def _unknown_option(
+    ctx: typer.Context, name: str, known: Mapping[str, Any], args: Sequence[str]
+) -> InputError:
+    options = [one[2:] for one in known if one.startswith("--")]
+    script = next((word for word in args if word.endswith(".py")), None)
+    if not ctx.allow_interspersed_args and script is not None:
+        at = args.index(script)
+        typed = ["skyctl", "run", script, *args[:at], *args[at + 1 :]]
+        slips = difflib.get_close_matches(name[2:], options, n=1, cutoff=SLIP)
+        guess = f"; did you mean '--{slips[0]}'?" if slips else ""
+        return InputError(
+            f"{ctx.command_path} has no option {name}{guess}",
+            hint=f"options of the script come after it: {shlex.join(typed)}",
+        )
     meant = OPTIONS_MEANT.get(name, name)
     guess, hint = "", OPTION_NOTES.get(name)
     if meant in known:
         guess = f"; did you mean {meant!r}?"
     else:
-        near = difflib.get_close_matches(name[2:], [one[2:] for one in known if one.startswith("--")], n=1)
+        near = difflib.get_close_matches(name[2:], options, n=1)
         everywhere = _commands(ctx.find_root().command)
         others = [path for path, command in everywhere if meant in _options(ctx, command)]
         if others:

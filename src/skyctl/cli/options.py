@@ -169,6 +169,15 @@ class ConnectionOptions:
             known_hosts=str(known_hosts) if known_hosts and known_hosts.is_file() else None,
         )
 
+    def supervised_connection(self, cluster_file: Path | None, hold_s: float) -> ConnectOptions:
+        """Sessions that outlive their connections and this process, so that nothing they say is lost.
+
+        Args:
+            hold_s: how long a node keeps one that nobody has come back to.
+        """
+        connect = self.connect_options(cluster_file)
+        return replace(connect, hold_s=hold_s, redial_s=hold_s, manual_ack=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:

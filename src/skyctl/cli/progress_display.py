@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from skyctl.terminal import ignoring_closed_terminal
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress, TaskID
@@ -148,7 +150,8 @@ class ProgressDisplay:
         if self._rich is None and self.stream.isatty():
             self._start()
         if self._rich is not None:
-            self._rows.draw(self._rich)
+            with ignoring_closed_terminal():
+                self._rows.draw(self._rich)
         elif ended is not None:
             with self._lock:
                 self._held = None
@@ -177,9 +180,10 @@ class ProgressDisplay:
 
     def pause(self) -> None:
         """Takes the live line away until it is called again."""
-        if self._rich is not None:
-            self._rich.stop()
-            self._rich = None
+        rich, self._rich = self._rich, None
+        if rich is not None:
+            with ignoring_closed_terminal():
+                rich.stop()
             self._rows.undraw()
 
     def _start(self) -> None:
@@ -206,7 +210,8 @@ class ProgressDisplay:
             redirect_stderr=False,
         )
         self._bar = self._rich.add_task(_escape(self.title), total=None)
-        self._rich.start()
+        with ignoring_closed_terminal():
+            self._rich.start()
 
 
 @dataclass

@@ -75,7 +75,7 @@ def _row(run: InspectedRun) -> tuple[object, ...]:
         state.workload,
         state.cluster,
         run.status,
-        f"{state.step}/{state.steps}",
+        None if state.steps is None else f"{state.step}/{state.steps}",
         None if state.loss is None else f"{state.loss:.4f}",
         None if state.iteration_s is None else f"{state.iteration_s:.3f}",
         len(state.attempts),

@@ -41,7 +41,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     refuse_running(known, "it can be gone on with")
     _refuse_other_training(known, request_of(known.state), options)
     target = _cluster_target(known, options)
-    connect = options.supervised_connection(target.path)
+    connect = options.supervised_connection(target.path, options.hold)
     resumption = prepare_resume(known, target.cluster, options.steps, options.changed_run_options(), given)
     nodes = [target.cluster.node(name) for name in resumption.nodes]
     before = known.state.order.get("first_attempt", 1)

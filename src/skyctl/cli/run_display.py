@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import ask, is_interactive
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from skyctl.files import RunPaths
     from skyctl.records.measurement import Measurement, OwnerMeasurement, ValidationMeasurement
     from skyctl.records.plan import Plan
-    from skyctl.run.callbacks import RunCallbacks, StepProgress
-    from skyctl.run.rank_spec import RankSpec
+    from skyctl.run.callbacks import RankOfNode, RunCallbacks, StepProgress
     from skyctl.run.run_context import RunOptions
+    from skyctl.supervision.background_supervisor import RunEnd
     from skyctl.supervision.run_handle import RunHandle
     from skyctl.supervision.run_logs import RankLogLine
 
@@ -52,6 +52,7 @@ def make_terminal_callbacks(
     show_logs: bool = True,
     yes: bool = False,
     can_detach: bool = False,
+    prints_results: bool = False,
 ) -> RunCallbacks:
     """Shows what a run reports.
 
@@ -59,6 +60,7 @@ def make_terminal_callbacks(
         title: goes before every line (the strategy, in a comparison).
         yes: Ctrl-C stops it without a question.
         can_detach: whether the run can go on without this process.
+        prints_results: what ranks print is the command's result, not something by the way.
     """
     from skyctl.run.callbacks import RunCallbacks
 
@@ -73,8 +75,10 @@ def make_terminal_callbacks(
             done.steps,
         )
 
-    def log(rank: RankSpec, text: str) -> None:
-        if show_logs:
+    def log(rank: RankOfNode, text: str) -> None:
+        if prints_results:
+            out.line(f"[{rank.rank} {rank.node}] {text}")
+        elif show_logs:
             out.note(f"[{rank.rank} {rank.node}] {text}")
 
     def interrupted() -> str:
@@ -113,6 +117,7 @@ def detachable_callbacks(
     *,
     yes: bool,
     detach: bool = False,
+    prints_results: bool = False,
 ) -> Iterator[RunCallbacks]:
     """As ``make_terminal_callbacks``, for a run that a process in the background can take over.
 
@@ -124,7 +129,10 @@ def detachable_callbacks(
 
     request = DetachRequest(wanted=detach)
     with request.on(signals):
-        yield request.beside(make_terminal_callbacks(out, progress, yes=yes, can_detach=True))
+        shown = make_terminal_callbacks(
+            out, progress, yes=yes, can_detach=True, prints_results=prints_results
+        )
+        yield request.beside(shown)
 
 
 def format_log_line(line: RankLogLine) -> str:
@@ -229,14 +237,30 @@ def supervise_on_terminal(
         return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))
 
 
-def show_outcome(out: Output, run_id: str, outcome: tuple[Measurement, RunPaths] | None) -> None:
+def show_outcome(out: Output, run_id: str, outcome: RunEnd | None) -> None:
     """How a run ended, or that it goes on in the background (``outcome`` None)."""
-    if outcome is not None:
+    if isinstance(outcome, tuple):
         show_run(out, *outcome)
+        return
+    if outcome is not None:
+        show_script(out, outcome.to_json())
         return
     out.line(f"run {run_id} goes on in the background")
     out.note(f"see it again: skyctl attach {run_id}\nend it: skyctl stop {run_id}")
     out.json({"run_id": run_id, "detached": True})
+
+
+def show_script(out: Output, outcome: Mapping[str, Any]) -> None:
+    """How a script's run has ended well; ``outcome``: as ``outcome.json`` has it."""
+    from skyctl.files import RunPaths
+
+    again = f", {outcome['restarts']} restarts" if outcome["restarts"] else ""
+    out.note(f"all {len(outcome['ranks'])} ranks have ended well{again}")
+    if outcome["output"] is not None:
+        files = outcome["output_files"]
+        out.note(f"{files} output file{'' if files == 1 else 's'}: {outcome['output']}")
+    out.note(f"run: {RunPaths(outcome['run_id']).folder}")
+    out.json(outcome)
 
 
 def show_run(out: Output, measured: Measurement, paths: RunPaths) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,15 +23,21 @@ from skyctl.cli.placement_options import PlacementOptions
 from skyctl.workload.recipe import LR_SCHEDULES, VALIDATE_BATCHES, Recipe
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from skyctl.records.backend import Backend
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
-    from skyctl.remote.base import ConnectOptions
     from skyctl.run.run_context import RunOptions
 
 DEFAULT_STEPS = 100
+HoldOption = Annotated[
+    float,
+    typer.Option(
+        "--hold",
+        min=60,
+        metavar="SECONDS",
+        help="How long nodes keep training without a supervisor before they end what runs there.",
+    ),
+]
 ValidateEveryOption = Annotated[
     int | None,
     typer.Option(
@@ -199,15 +205,7 @@ class SupervisionOptions:
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave the run to the background once it trains, and return.")
     ] = False
-    hold: Annotated[
-        float,
-        typer.Option(
-            "--hold",
-            min=60,
-            metavar="SECONDS",
-            help="How long nodes keep training without a supervisor before they end what runs there.",
-        ),
-    ] = 43_200.0
+    hold: HoldOption = 43_200.0
     output: OutputOption = None
     yes: YesOption = False
     dry_run: DryRunOption = False
@@ -288,8 +286,3 @@ class LaunchOptions(
         defaults = LaunchOptions()
         given = {name: getattr(self, name) for name in (*names, "trace", "ignore_changes")}
         return {name: value for name, value in given.items() if value != getattr(defaults, name)}
-
-    def supervised_connection(self, cluster_file: Path | None) -> ConnectOptions:
-        """Sessions that outlive their connections and this process, so that nothing they say is lost."""
-        connect = self.connect_options(cluster_file)
-        return replace(connect, hold_s=self.hold, redial_s=self.hold, manual_ack=True)

@@ -73,7 +73,8 @@ def setup(
     workload: Annotated[
         str | None,
         typer.Argument(
-            metavar="WORKLOAD", help="Also what the requirements.txt next to this train.py names."
+            metavar="WORKLOAD",
+            help="Also what the requirements.txt next to this train.py names, else its pyproject.toml.",
         ),
     ] = None,
     *,
@@ -92,10 +93,13 @@ def setup(
 
     options.check(workload)
     target = nodes.load(set_up=False)
+    requirements = read_workload_requirements(workload)
+    for note in requirements.notes:
+        out.note(note)
     job = SetupJob(
         cluster=target.cluster.name,
         torch=find_torch_version(),
-        requirements=read_workload_requirements(workload),
+        requirements=requirements,
         here=make_launcher_id(),
         index_url=options.index_url,
         extra_index_url=options.extra_index_url,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from skyctl.compare.number_format import format_ratio, format_seconds
 from skyctl.compare.outcome import device_labels
-from skyctl.planner.data.summed_bytes import gradient_bytes
 from skyctl.planner.stage_memory import human_bytes
+from skyctl.planner.summed_bytes import gradient_bytes
 from skyctl.records.plan import Plan
 from skyctl.records.stale_prediction import NOTABLE_GAIN, StalePrediction
 

@@ -9,10 +9,9 @@ from skyctl.compare.number_format import UNKNOWN, format_estimate, format_second
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
 from skyctl.compare.rhythm_summary import describe_rounds, describe_stale
 from skyctl.planner.api import predict
-from skyctl.planner.data.data_plan import read_data_placement
-from skyctl.planner.data.holder_costs import DataModel
-from skyctl.planner.data.route_layouts import busiest_byte_s, device_routes, use_of
-from skyctl.planner.data.tree_layouts import best_ring_byte_s
+from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.plan_record import read_candidate
+from skyctl.planner.routes.route_layouts import busiest_byte_s, device_routes, use_of
 from skyctl.planner.routes.route_names import RoutesKind, RoutesName, name_routes
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.base import Count, Record, Seconds
@@ -53,8 +52,8 @@ class SyncRates(NamedTuple):
 
 def sync_rates(plan: Plan) -> SyncRates:
     """How fast a plan's gradients are summed; the plan must have several pipelines."""
-    model = DataModel(plan.problem)
-    group = read_data_placement(model, plan).group
+    model = HolderCosts(plan.problem)
+    (group,) = read_candidate(model, plan).sums
     holders = {stage.device for stage in plan.placed_stages}
     witness = plan.certificate.witness
     least = [
@@ -62,8 +61,8 @@ def sync_rates(plan: Plan) -> SyncRates:
         for prices in (witness.route_prices if witness is not None else ())
         if set(prices.devices) == holders and prices.byte_s > 0
     ]
-    ring_s = best_ring_byte_s(model, group.holders)
-    return SyncRates(group.byte_s, least[0] if least else None, ring_s, model.total_bytes)
+    ring_s = model.layouts.best_ring_byte_s(group.holders)
+    return SyncRates(group.routed.byte_s, least[0] if least else None, ring_s, model.total_bytes)
 
 
 def describe_sync(plan: Plan) -> str:
@@ -104,7 +103,7 @@ def describe_sync(plan: Plan) -> str:
 
 def _describe_groups(plan: Plan, sync: Sync) -> str:
     """The same of several pipelines: by group of layers, which are summed as soon as each is released."""
-    model = DataModel(plan.problem)
+    model = HolderCosts(plan.problem)
     index = {name: number for number, name in enumerate(model.ids)}
     labels = device_labels(plan.problem)
     words = []

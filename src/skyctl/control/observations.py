@@ -16,7 +16,7 @@ from skyctl.control.problem_from_profile import build_problem, measured_shape
 from skyctl.control.step_factors import step_factors
 from skyctl.errors import InputError, MismatchError, SkyctlError
 from skyctl.files import newest_profile, recent_profiles, write_atomic
-from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.base import timestamp
 from skyctl.records.clock import is_ahead
 from skyctl.records.measurement import Measurement, ReplicaMeasurement

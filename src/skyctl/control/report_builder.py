@@ -28,7 +28,7 @@ from skyctl.compare.sweeps import ComparisonSweep, add_measured_steps
 from skyctl.compare.sync_summary import SyncRow
 from skyctl.control.route_map import map_routes
 from skyctl.planner.api import verify
-from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.probe.link_matrix import (
     LinkSummary,
     LinkSummaryCell,

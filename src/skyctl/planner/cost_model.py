@@ -7,8 +7,9 @@ Ranges of layers are half-open; devices are indices in the problem's order. A ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -134,6 +135,31 @@ class _RecomputeMemory:
         return need + _range_maximum(self.peak_bytes, start, stop)
 
 
+class _Links:
+    """A problem's links, looked at when the first message is: holders of all layers send none."""
+
+    def __init__(self, problem: Problem, index: Mapping[str, int]) -> None:
+        self._problem, self._index = problem, index
+
+    @cached_property
+    def costs(self) -> dict[tuple[int, int], LinkCost]:
+        """By pair, what messages cost."""
+        index = self._index
+        sent = {(index[one.source], index[one.target]): one.sent_share for one in self._problem.links}
+        shared: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        for number, resource in enumerate(self._problem.shared):
+            for pair in {(index[source], index[target]) for source, target in resource.links}:
+                entry = (number, sent.get(pair, 1.0) / resource.bandwidth_bytes_per_s)
+                shared.setdefault(pair, []).append(entry)
+        costs = {}
+        for link in self._problem.links:
+            pair = (index[link.source], index[link.target])
+            byte_s = link.sent_share / link.bandwidth_bytes_per_s
+            costs[pair] = LinkCost(link.latency_s, byte_s, tuple(shared.pop(pair, ())))
+        costs |= {pair: FREE_LINK._replace(shared=tuple(entries)) for pair, entries in shared.items()}
+        return costs
+
+
 class CostModel:
     """Prefix sums and limits of one problem. Read only.
 
@@ -173,7 +199,7 @@ class CostModel:
         self.has_overhead = any(self.overhead_s) or any(self.neighbour_overhead_s)
         self._add_times()
         self._add_memory()
-        self._link_costs = self._make_link_costs()
+        self._links = _Links(self.problem, self._index)
         self.may_be_first = self._pinned(problem.first_stage)
         self.may_be_last = self._pinned(problem.last_stage)
         self.max_stages = min(self.layers, self.devices)
@@ -244,23 +270,12 @@ class CostModel:
         ]
         self.unlimited = all(x == math.inf for x in self.available_bytes)
         self._workspace_bytes = _range_maxima([layer.workspace_bytes for layer in layers])
-        if self.may_recompute:
-            self._recomputed = _RecomputeMemory(layers)
+        self._recomputed = _RecomputeMemory(layers)
 
-    def _make_link_costs(self) -> dict[tuple[int, int], LinkCost]:
-        costs: dict[tuple[int, int], LinkCost] = {}
-        sent: dict[tuple[int, int], float] = {}
-        for link in self.problem.links:
-            pair = (self._index[link.source], self._index[link.target])
-            costs[pair] = LinkCost(link.latency_s, link.sent_share / link.bandwidth_bytes_per_s, ())
-            sent[pair] = link.sent_share
-        for number, resource in enumerate(self.problem.shared):
-            named = {(self._index[source], self._index[target]) for source, target in resource.links}
-            for pair in sorted(named):
-                cost = costs.get(pair, FREE_LINK)
-                entry = (number, sent.get(pair, 1.0) / resource.bandwidth_bytes_per_s)
-                costs[pair] = cost._replace(shared=(*cost.shared, entry))
-        return costs
+    @property
+    def link_costs(self) -> dict[tuple[int, int], LinkCost]:
+        """By linked pair, what messages cost; other pairs are free."""
+        return self._links.costs
 
     def _pinned(self, names: Sequence[str] | None) -> frozenset[int]:
         return frozenset(range(self.devices)) if names is None else frozenset(self._index[n] for n in names)
@@ -271,7 +286,7 @@ class CostModel:
 
     def link_cost(self, source: int, target: int) -> LinkCost:
         """What messages from one device to another cost; nothing where no link is given."""
-        return self._link_costs.get((source, target), FREE_LINK)
+        return self.link_costs.get((source, target), FREE_LINK)
 
     def occupancy_s(self, source: int, target: int, boundary: int) -> tuple[float, float]:
         """Seconds one message takes on its slowest resource, and its latency in seconds.
@@ -295,7 +310,7 @@ class CostModel:
     def need_bytes(
         self, start: int, stop: int, in_flight: int, deferred: int = 0, *, recompute: bool = False
     ) -> float:
-        """Bytes that layers [start, stop) need on any device, reserved bytes left out.
+        """Bytes that layers [start, stop) need on any device, reserved bytes left out (contract: Memory).
 
         Args:
             in_flight: microbatches kept between forward and backward.
@@ -314,6 +329,13 @@ class CostModel:
             back = self.output_bytes[stop - 1] if stop < self.layers else 0.0
             need += self.receive_window * (ahead + back)
         return need
+
+    def device_bytes(
+        self, stage: StageAssignment, in_flight: int, deferred: int = 0, *, recompute: bool = False
+    ) -> float:
+        """``need_bytes`` of a stage, with what is taken of its device's memory anyway."""
+        need = self.need_bytes(stage.start, stage.stop, in_flight, deferred, recompute=recompute)
+        return self.problem.devices[stage.device].reserved_bytes + need
 
     def memory_tables(self, *, recompute: bool) -> tuple[list[float], list[float], list[float]]:
         """Bytes by layer: prefix sums of what is always held, and per microbatch in flight; peak use."""

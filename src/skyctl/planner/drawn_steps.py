@@ -1,29 +1,47 @@
-"""A plan of any form and rhythm, played with other times of its devices and links, draw by draw.
+"""A plan of any parallelism and rhythm, played with other times of its devices and links, draw by draw.
 
 Also what a step without staleness takes in the long run, with steps as uneven as runs have shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
+from typing import NamedTuple
 
-from skyctl.planner.data.scaled_steps import TimeFactors, scaled_steps_s
-from skyctl.planner.data.stale_plan import CLOCKS, drawn_factors
-from skyctl.planner.evaluation import pipeline_simulations, simulation_input_of
-from skyctl.planner.scaled_pipelines import scaled_hybrids_s, scaled_rounds_s
+from skyctl.planner.candidate import Candidate, TimeScale
+from skyctl.planner.cost_model import Placement
+from skyctl.planner.plan_record import read_candidate
+from skyctl.planner.stale_workers import CLOCKS, drawn_factors
+from skyctl.planner.step import play
+from skyctl.planner.step_costs import StepCosts
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Device
+from skyctl.records.problem import Device, Link
 from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 
 MOST_ACTIONS = 2_000
-"""Stages × microbatches that are simulated for a draw: of longer steps the first part, with the same depths,
-and less of the optimizer. Their beginning and end then weigh a little more than they should."""
+"""Stages × microbatches of one pipeline that are simulated for a draw: of longer steps the first part, with
+the same depths, and less of the optimizer. Their beginning and end then weigh a little more than they
+should."""
 DRAWN_PIPELINES = 400
 """Steps that are drawn where each has to be simulated."""
+
+
+class TimeFactors(NamedTuple):
+    """By draw, what times are multiplied by.
+
+    Attributes:
+        layers: of a device's layers, its optimizer, and its processor's work on gradients.
+        overhead: of what a device does besides its layers.
+        link: of a link's seconds; None: no link is given.
+    """
+
+    layers: Callable[[Device], Sequence[float]]
+    overhead: Callable[[Device], Sequence[float]]
+    link: Callable[[Link | None], Sequence[float]]
 
 
 def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
@@ -37,27 +55,21 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
     Raises:
         InputError: see ``api.predict``.
     """
-    problem, expected_s = plan.problem, plan.predicted.iteration_s
-    known = {device.id: device for device in problem.devices}
-
-    def drawn(play: SimulationInput, names: Sequence[str]) -> Iterator[SimulationInput]:
-        return _draws_of(plan, play, [known[name] for name in names], factors, draws)
-
-    if problem.rhythm.is_rounds or problem.parallel == "hybrid":
-        pipelines = [
-            drawn(play, [stage.device for stage in pipeline.stages])
-            for play, pipeline in zip(pipeline_simulations(plan), plan.pipelines, strict=True)
-        ]
-        scaled = scaled_rounds_s if problem.rhythm.is_rounds else scaled_hybrids_s
-        steps_s = scaled(plan, zip(*pipelines, strict=True), factors)
-    elif problem.parallel == "data":
-        steps_s = scaled_steps_s(plan, factors, draws)
-    else:
-        play = _shortened(simulation_input_of(plan))
-        expected_s = play.simulate().iteration_s
-        names = [stage.device for stage in plan.placed_stages]
-        steps_s = (one.simulate().iteration_s for one in drawn(play, names))
-    return [step_s / expected_s for step_s in steps_s]
+    costs = StepCosts(plan.problem)
+    candidate = read_candidate(costs, plan)
+    whole = [costs.simulated(one) for one in candidate.pipelines]
+    plays = [_shortened(whole[0])] if len(whole) == 1 and not plan.problem.rhythm.is_rounds else whole
+    expected_s = play(costs, candidate, plays).iteration_s
+    drawn = _Draws(plan, costs.ids, factors)
+    columns = [
+        drawn.of_pipeline(one, pipeline.placement, draws)
+        for one, pipeline in zip(plays, candidate.pipelines, strict=True)
+    ]
+    scales = drawn.of_sums(candidate, draws)
+    return [
+        play(costs, candidate, made, scale).iteration_s / expected_s
+        for made, scale in zip(zip(*columns, strict=True), scales, strict=True)
+    ]
 
 
 def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float:
@@ -103,28 +115,52 @@ def _shortened(play: SimulationInput) -> SimulationInput:
     )
 
 
-def _draws_of(
-    plan: Plan, play: SimulationInput, devices: Sequence[Device], factors: TimeFactors, draws: int
-) -> Iterator[SimulationInput]:
-    """The simulation of a pipeline over these devices with each draw's times."""
-    links = {(link.source, link.target): link for link in plan.problem.links}
-    layers = [factors.layers(device) for device in devices]
-    overhead = [factors.overhead(device) for device in devices]
-    pairs = [(a.id, b.id) for a, b in pairwise(devices)]
-    ahead = [factors.link(links.get(pair)) for pair in pairs]
-    back = [factors.link(links.get(pair[::-1])) for pair in pairs]
-    for draw in range(draws):
-        stages = tuple(
-            _scaled_stage(play, stage, own[draw], more[draw])
-            for stage, (own, more) in enumerate(zip(layers, overhead, strict=True))
-        )
-        boundaries = tuple(
-            BoundaryTimes(
-                _scaled_message(boundary.forward, to[draw]), _scaled_message(boundary.backward, fro[draw])
+class _Draws:
+    """A plan's devices and links with each draw's times."""
+
+    def __init__(self, plan: Plan, ids: Sequence[str], factors: TimeFactors) -> None:
+        self._devices, self._ids, self._factors = plan.problem.devices, ids, factors
+        self._links = {(link.source, link.target): link for link in plan.problem.links}
+        self._layers: dict[int, Sequence[float]] = {}
+
+    def _of_device(self, device: int) -> Sequence[float]:
+        if device not in self._layers:
+            self._layers[device] = self._factors.layers(self._devices[device])
+        return self._layers[device]
+
+    def _of_link(self, source: int, target: int) -> Sequence[float]:
+        return self._factors.link(self._links.get((self._ids[source], self._ids[target])))
+
+    def of_pipeline(
+        self, play: SimulationInput, placement: Placement, draws: int
+    ) -> Iterator[SimulationInput]:
+        """By draw, what the simulator is given for a pipeline."""
+        layers = [self._of_device(stage.device) for stage in placement]
+        overhead = [self._factors.overhead(self._devices[stage.device]) for stage in placement]
+        ahead = [self._of_link(a.device, b.device) for a, b in pairwise(placement)]
+        back = [self._of_link(b.device, a.device) for a, b in pairwise(placement)]
+        for draw in range(draws):
+            stages = tuple(
+                _scaled_stage(play, stage, own[draw], more[draw])
+                for stage, (own, more) in enumerate(zip(layers, overhead, strict=True))
             )
-            for boundary, to, fro in zip(play.boundaries, ahead, back, strict=True)
-        )
-        yield replace(play, stages=stages, boundaries=boundaries)
+            boundaries = tuple(
+                BoundaryTimes(
+                    _scaled_message(boundary.forward, to[draw]), _scaled_message(boundary.backward, fro[draw])
+                )
+                for boundary, to, fro in zip(play.boundaries, ahead, back, strict=True)
+            )
+            yield replace(play, stages=stages, boundaries=boundaries)
+
+    def of_sums(self, candidate: Candidate, draws: int) -> Iterator[TimeScale]:
+        """By draw, what the times of sums are multiplied by."""
+        pairs = {pair for group in candidate.sums for pair in group.routed.use.links}
+        of_link = {pair: self._of_link(*pair) for pair in pairs}
+        for draw in range(draws):
+            yield TimeScale(
+                device=lambda d, draw=draw: self._of_device(d)[draw],  # type: ignore[misc]
+                link=lambda pair, draw=draw: of_link[pair][draw],  # type: ignore[misc]
+            )
 
 
 def _scaled_stage(play: SimulationInput, stage: int, layers: float, overhead: float) -> StageTimes:

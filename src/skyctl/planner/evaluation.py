@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise, product
 from typing import NamedTuple
 
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.verification.verification import read_stages
-from skyctl.records.plan import Plan, Witness
+from skyctl.records.plan import Witness
 from skyctl.schedule.simulation import BoundaryTimes, SimulatedStep, StageTimes, last_backward_ends
 from skyctl.schedule.simulation_input import SimulationInput
 
@@ -69,54 +68,6 @@ class BoundKind(Enum):
     def by_prices(self) -> bool:
         """Whether dual prices prove it, so that other prices may prove a little less."""
         return self in (BoundKind.PRICES, BoundKind.PRICES_BY_PLACE)
-
-
-def read_placement(model: CostModel, plan: Plan) -> tuple[Placement, StageExecution]:
-    """The placement of a plan record of one pipeline, and how its stages run.
-
-    Raises:
-        InputError: the plan names devices the problem lacks, covers other layers, or has several pipelines.
-    """
-    stages = read_stages(model.problem, plan)
-    execution = StageExecution(
-        tuple(stage.in_flight for stage in stages),
-        tuple(stage.weights_behind for stage in stages),
-        tuple(stage.recompute for stage in stages),
-    )
-    return tuple(StageAssignment(stage.device, stage.start, stage.stop) for stage in stages), execution
-
-
-def simulation_input_of(plan: Plan) -> SimulationInput:
-    """What the simulator was given for the plan's own prediction.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    model = CostModel(plan.problem)
-    return simulation_input(model, *read_placement(model, plan))
-
-
-def pipeline_simulations(plan: Plan) -> list[SimulationInput]:
-    """What the simulator is given for each pipeline of a plan alone: its share of microbatches, and no sum.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    if len(plan.pipelines) == 1:
-        return [simulation_input_of(plan)]
-    model = CostModel(plan.problem)
-    device = {one.id: number for number, one in enumerate(plan.problem.devices)}
-    found = []
-    for pipeline in plan.pipelines:
-        placement = tuple(StageAssignment(device[s.device], s.start, s.stop) for s in pipeline.stages)
-        execution = StageExecution(
-            tuple(stage.in_flight for stage in pipeline.stages),
-            tuple(stage.weights_behind for stage in pipeline.stages),
-            tuple(stage.recompute for stage in pipeline.stages),
-        )
-        simulated = simulation_input(model, placement, execution)
-        found.append(replace(simulated, microbatches=pipeline.microbatches))
-    return found
 
 
 def simulation_input(model: CostModel, placement: Placement, execution: StageExecution) -> SimulationInput:

@@ -1,76 +1,30 @@
-"""From a placement to a plan record: its prediction, certificate, and why devices stay unused."""
+"""From a candidate's step to a plan's record and back, whatever its parallelism and rhythm."""
 
 from __future__ import annotations
 
-from skyctl.errors import InfeasibleError
-from skyctl.planner import stage_memory
-from skyctl.planner.cost_model import CostModel, Placement
-from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
-from skyctl.planner.explanation.unused_devices import explain_unused
-from skyctl.planner.tie_exchange import tie_exchange_s
+from collections.abc import Sequence
+from itertools import pairwise
+
+from skyctl.errors import InputError
+from skyctl.planner.candidate import Candidate, PlannedPipeline, SumGroup, layer_groups
+from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
+from skyctl.planner.evaluation import StageExecution
+from skyctl.planner.rhythms import Step
+from skyctl.planner.routes.route_layouts import Layout, device_routes, route_records
+from skyctl.planner.step import predict_step
+from skyctl.planner.step_costs import StepCosts
 from skyctl.records.plan import (
     Certificate,
     Pipeline,
     PlacedStage,
     Plan,
-    Prediction,
     ProofStatus,
-    ReplicaPrediction,
     Strategy,
+    Unused,
 )
-
-
-def make_prediction(model: CostModel, placement: Placement, execution: StageExecution) -> Prediction:
-    """What the simulator and the memory formula say of one step, the ties' exchange at its end included."""
-    step = simulate_step(model, placement, execution)
-    needs = _needs_bytes(model, placement, execution)
-    columns = zip(placement, step.compute_s, step.idle_s, needs, strict=True)
-    sync_s = tie_exchange_s(model, placement)
-    return Prediction(
-        iteration_s=step.iteration_s + sync_s,
-        bottleneck_s=bottleneck_s(model, placement, execution),
-        sync_s=sync_s,
-        replicas=tuple(
-            ReplicaPrediction(device=model.ids[d], compute_s=compute_s, idle_s=idle_s, memory_bytes=need)
-            for (d, _, _), compute_s, idle_s, need in columns
-        ),
-    )
-
-
-def _needs_bytes(model: CostModel, placement: Placement, execution: StageExecution) -> list[float]:
-    """Bytes that each stage needs on its device."""
-    problem = model.problem
-    return [
-        stage_memory.device_bytes(problem, problem.devices[d], p, q, k, deferred, recompute=recompute)
-        for (d, p, q), k, deferred, recompute in zip(placement, *execution, strict=True)
-    ]
-
-
-def require_allowed(model: CostModel, placement: Placement, execution: StageExecution, what: str) -> None:
-    """Raises InfeasibleError naming the device that is too small, or where it may not be.
-
-    ``what``: how the message calls the placement.
-    """
-    problem = model.problem
-    for (d, p, q), need in zip(placement, _needs_bytes(model, placement, execution), strict=True):
-        device = problem.devices[d]
-        if not stage_memory.fits_device(need, device):
-            assert device.memory_bytes is not None
-            raise InfeasibleError(
-                f"{what} gives {device.id} layers [{p}, {q}), which need {stage_memory.human_bytes(need)}; "
-                f"it has {stage_memory.human_bytes(device.memory_bytes)}",
-                hint="another strategy may fit: heuristic or optimal",
-            )
-    for names, d, where in (
-        (problem.first_stage, placement[0].device, "first"),
-        (problem.last_stage, placement[-1].device, "last"),
-    ):
-        if names is not None and model.ids[d] not in names:
-            allowed = ", ".join(names) if names else "none"
-            raise InfeasibleError(
-                f"{what} puts {model.ids[d]} at the {where} stage; allowed there: {allowed}",
-                hint="another strategy may fit: heuristic or optimal",
-            )
+from skyctl.records.problem import Problem
+from skyctl.records.sync import Sync, SyncGroup
+from skyctl.schedule.simulation_input import SimulationInput
 
 
 def make_certificate(
@@ -92,31 +46,161 @@ def make_certificate(
 
 
 def make_plan(
-    model: CostModel,
-    strategy: Strategy,
-    placement: Placement,
-    execution: StageExecution,
-    proof: Certificate,
-    *,
-    whole_blocks: bool = False,
+    costs: StepCosts, strategy: Strategy, step: Step, proof: Certificate, unused: Sequence[Unused]
 ) -> Plan:
-    """The plan record. ``whole_blocks``: only plans that cut between transformer blocks were searched."""
-    stages = tuple(
-        PlacedStage(
-            start=p,
-            stop=q,
-            device=model.ids[d],
-            in_flight=in_flight,
-            recompute=recompute,
-            weights_behind=deferred,
-        )
-        for (d, p, q), in_flight, deferred, recompute in zip(placement, *execution, strict=True)
-    )
+    """The record of a step's candidate. ``proof``: what is known of it; ``unused``: devices, and why."""
+    rounds, pipelines = costs.problem.rhythm.is_rounds, step.candidate.pipelines
     return Plan(
+        form="pipelines" if rounds or len(pipelines) > 1 else "grid",
         strategy=strategy,
-        problem=model.problem,
-        pipelines=(Pipeline(stages=stages, microbatches=model.microbatches),),
-        unused=explain_unused(model, strategy, placement, proof, whole_blocks=whole_blocks),
-        predicted=make_prediction(model, placement, execution),
+        problem=costs.problem,
+        pipelines=tuple(_pipeline_record(costs, one, rounds=rounds) for one in pipelines),
+        unused=tuple(unused),
+        predicted=predict_step(costs, step),
         certificate=proof,
+        sync=_sync_record(costs, step.candidate.sums),
     )
+
+
+def _pipeline_record(costs: StepCosts, pipeline: PlannedPipeline, *, rounds: bool) -> Pipeline:
+    columns = zip(pipeline.placement, *pipeline.execution, strict=True)
+    return Pipeline(
+        stages=tuple(
+            PlacedStage(
+                start=start,
+                stop=stop,
+                device=costs.ids[d],
+                in_flight=in_flight,
+                recompute=recompute,
+                weights_behind=deferred,
+            )
+            for (d, start, stop), in_flight, deferred, recompute in columns
+        ),
+        microbatches=pipeline.microbatches,
+        local_steps=pipeline.local_steps if rounds else None,
+    )
+
+
+def _sync_record(costs: StepCosts, groups: Sequence[SumGroup]) -> Sync | None:
+    """How the groups are summed; None where nothing is."""
+    if not groups:
+        return None
+    problem, rounds = costs.problem, costs.problem.rhythm.is_rounds
+    return Sync(
+        of="weights" if rounds else "gradients",
+        format=problem.sync_format,
+        uncompressed_steps=problem.sync_uncompressed_steps,
+        chunk_bytes=min(group.chunk_bytes for group in groups),
+        groups=tuple(
+            SyncGroup(
+                start=group.start,
+                stop=group.stop,
+                routes=route_records(group.routed.layout.routes(), costs.ids),
+            )
+            for group in groups
+        ),
+    )
+
+
+def read_candidate(costs: StepCosts, plan: Plan) -> Candidate:
+    """The candidate that a plan's record is, over the routes that it has.
+
+    Raises:
+        InputError: the plan names devices that the problem lacks, covers other layers or microbatches, has
+            another kind of pipelines than the problem asks for, runs them as they can't run, or sums other
+            layers than its pipelines hold together.
+    """
+    _require_kind(costs.problem, plan)
+    pipelines = tuple(_read_pipeline(costs, one, n) for n, one in enumerate(plan.pipelines))
+    taken = sum(one.microbatches for one in pipelines)
+    if not costs.problem.rhythm.is_rounds and taken != costs.microbatches:
+        raise InputError(
+            f"the plan's pipelines take {taken} microbatches, the problem has {costs.microbatches}"
+        )
+    if len(pipelines) == 1:
+        return Candidate(pipelines)
+    if plan.sync is None:
+        raise InputError("the plan has several pipelines and sums nothing of what they share")
+    held = layer_groups([one.placement for one in pipelines])
+    if [(start, stop) for start, stop, _ in held] != [(one.start, one.stop) for one in plan.sync.groups]:
+        raise InputError("the plan's sync groups are not the ranges of layers that the same devices hold")
+    index = {name: d for d, name in enumerate(costs.ids)}
+    groups = (
+        costs.group(
+            start, stop, Layout(holders, trees=device_routes(group.routes, index)), plan.sync.chunk_bytes
+        )
+        for (start, stop, holders), group in zip(held, plan.sync.groups, strict=True)
+    )
+    return Candidate(pipelines, tuple(groups))
+
+
+def _require_kind(problem: Problem, plan: Plan) -> None:
+    """Raises InputError where a plan's pipelines are not of the problem's parallelism."""
+    count = len(plan.pipelines)
+    if problem.rhythm.is_rounds:
+        return
+    if problem.parallel == "pipeline" and count != 1:
+        raise InputError(f"the plan has {count} pipelines; the problem asks for one")
+    if problem.parallel == "hybrid" and count < 2:
+        raise InputError(
+            "the plan has one pipeline; the problem asks for several", hint="plan it with --parallel pipeline"
+        )
+    for number, pipeline in enumerate(plan.pipelines if problem.parallel == "data" else ()):
+        if len(pipeline.stages) != 1:
+            raise InputError(
+                f"pipeline {number} has {len(pipeline.stages)} stages; the problem asks for devices that "
+                "hold all layers each",
+                hint="plan it with --parallel pipeline",
+            )
+
+
+def _read_pipeline(costs: StepCosts, pipeline: Pipeline, number: int) -> PlannedPipeline:
+    stages = pipeline.stages
+    for stage in stages:
+        if stage.device not in costs.ids:
+            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
+        if not 1 <= stage.in_flight <= pipeline.microbatches:
+            raise InputError(
+                f"the stage on {stage.device} keeps {stage.in_flight} in flight, it may be 1 to "
+                f"{pipeline.microbatches}"
+            )
+        if stage.recompute and not costs.may_recompute:
+            raise InputError(
+                f"pipeline {number} recomputes on {stage.device}, and the problem does not allow it"
+            )
+    if stages[-1].stop != costs.layers:
+        raise InputError(f"the plan covers {stages[-1].stop} layers, the problem has {costs.layers}")
+    if any(later.in_flight > earlier.in_flight for earlier, later in pairwise(stages)):
+        raise InputError(
+            "the plan's in-flight numbers grow along the pipeline; its stages would wait for ever"
+        )
+    return PlannedPipeline(
+        tuple(StageAssignment(costs.base.index(one.device), one.start, one.stop) for one in stages),
+        StageExecution(
+            tuple(one.in_flight for one in stages),
+            tuple(one.weights_behind for one in stages),
+            tuple(one.recompute for one in stages),
+        ),
+        pipeline.microbatches,
+        pipeline.local_steps or (1 if costs.problem.rhythm.is_rounds else None),
+    )
+
+
+def read_placement(model: CostModel, plan: Plan) -> tuple[Placement, StageExecution]:
+    """The stages of a plan of one pipeline, and how they run.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    (pipeline,) = read_candidate(StepCosts(model.problem, model), plan).pipelines
+    return pipeline.placement, pipeline.execution
+
+
+def pipeline_simulations(plan: Plan) -> list[SimulationInput]:
+    """What the simulator is given for each pipeline of a plan by itself: its microbatches, and no sum.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    costs = StepCosts(plan.problem)
+    return [costs.simulated(one) for one in read_candidate(costs, plan).pipelines]

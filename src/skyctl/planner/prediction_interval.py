@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-from skyctl.planner.data.scaled_steps import TimeFactors
-from skyctl.planner.drawn_steps import drawn_ratios
+from skyctl.planner.drawn_steps import TimeFactors, drawn_ratios
 from skyctl.records.interval import INTERVAL_SHARE, Interval
 from skyctl.records.measurement import quantile
 from skyctl.records.plan import Plan

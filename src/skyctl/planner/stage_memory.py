@@ -1,22 +1,13 @@
-"""How much memory a stage needs on its device: the contract's formula (``docs/contract.md``, Memory)."""
+"""Bytes of memory: what recomputing stages keep, whether a need fits a device, and bytes in words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from skyctl.records.problem import Device, Layer, Problem
-from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.records.problem import Device, Layer
 
 ROUNDING = 1e-12
 """A need this little above the available memory, relative, fits: sums in another order round differently."""
-
-
-def received_bytes(problem: Problem, start: int, stop: int) -> float:
-    """Bytes that stage [start, stop) receives per microbatch, both ways: activations in, gradients back."""
-    ahead = problem.layers[start - 1].output_bytes if start > 0 else 0.0
-    back = problem.layers[stop - 1].output_bytes if stop < len(problem.layers) else 0.0
-    return ahead + back
 
 
 def kept_bytes(layers: Sequence[Layer]) -> list[float]:
@@ -25,39 +16,6 @@ def kept_bytes(layers: Sequence[Layer]) -> list[float]:
         min(layer.activation_bytes, layers[i - 1].output_bytes) if i else layer.activation_bytes
         for i, layer in enumerate(layers)
     ]
-
-
-def stage_bytes(
-    problem: Problem, start: int, stop: int, in_flight: int, deferred: int = 0, *, recompute: bool = False
-) -> float:
-    """Bytes that layers [start, stop) need on any device, its reserved bytes left out.
-
-    ``deferred``: by how many microbatches weight gradients follow their backward (``zero-bubble``).
-    """
-    layers = problem.layers[start:stop]
-    need = math.fsum(layer.state_bytes for layer in layers)
-    need += problem.receive_window * received_bytes(problem, start, stop)
-    if recompute:
-        kept = math.fsum(kept_bytes(problem.layers[:stop])[start:])
-        return need + in_flight * kept + max(x.activation_bytes + x.workspace_bytes for x in layers)
-    if problem.schedule == ZERO_BUBBLE:
-        need += (deferred + 1) * math.fsum(layer.deferred_bytes for layer in layers)
-    need += in_flight * math.fsum(layer.activation_bytes for layer in layers)
-    return need + max(layer.workspace_bytes for layer in layers)
-
-
-def device_bytes(
-    problem: Problem,
-    device: Device,
-    start: int,
-    stop: int,
-    in_flight: int,
-    deferred: int = 0,
-    *,
-    recompute: bool = False,
-) -> float:
-    """Bytes that ``device`` needs to hold layers [start, stop), its reserved bytes included."""
-    return device.reserved_bytes + stage_bytes(problem, start, stop, in_flight, deferred, recompute=recompute)
 
 
 def fits_device(need_bytes: float, device: Device) -> bool:

@@ -13,10 +13,12 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from skyctl.errors import InputError
+from skyctl.planner.candidate import Candidate
 from skyctl.planner.cost_model import CostModel, StageAssignment
-from skyctl.planner.evaluation import read_placement
-from skyctl.planner.plan_record import make_certificate, make_prediction
+from skyctl.planner.plan_record import make_certificate, read_candidate
 from skyctl.planner.problem_parts import with_layers_joined
+from skyctl.planner.step import play, predict_step
+from skyctl.planner.step_costs import StepCosts
 from skyctl.records.plan import Pipeline, Plan, WholeBlocksProof
 from skyctl.records.problem import Layer, Problem
 
@@ -111,7 +113,9 @@ def plan_whole_blocks(problem: Problem, plan: Callable[[Problem], Plan]) -> Plan
         StageAssignment(model.index(stage.device), starts[stage.start], starts[stage.stop])
         for stage in planned.placed_stages
     )
-    predicted = make_prediction(model, placement, read_placement(CostModel(coarse), planned)[1])
+    costs, coarse_costs = StepCosts(problem), StepCosts(coarse)
+    executed = read_candidate(coarse_costs, planned).pipelines[0]._replace(placement=placement)
+    predicted = predict_step(costs, play(costs, Candidate((executed,))))
     proof = planned.certificate
     bound = "" if proof.lower_bound_s is None else f", bound {proof.lower_bound_s:.6g} s"
     certificate = make_certificate(

@@ -15,7 +15,7 @@ from skyctl.errors import SkyctlError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes, SessionLike
 from skyctl.probe.layer_shapes import distinct_layers, layer_kinds
 from skyctl.probe.node.probe_order import ProbeOrder
-from skyctl.probe.node.probe_requests import CountRequest, MeasureRequest, StopRequest
+from skyctl.probe.node.probe_requests import CountRequest, MeasureRequest, StopMeasuringRequest
 from skyctl.probe.probe_messages import LayerFlops, check_timings, layer_flops
 from skyctl.probe.profile_cache import CachedTimings
 from skyctl.probe.resource_shares import assign_threads
@@ -172,7 +172,7 @@ def measure_devices(
     left = [member for member in probes.alive() if not (member.done or member.measured)]
     probes.wait(left, ("measured", "timings"), cap_s, heard)
     for member in probes.alive():
-        probes.send(member, StopRequest())
+        probes.send(member, StopMeasuringRequest())
     probes.wait([m for m in probes.alive() if not m.measured], "timings", cap_s, heard)
 
 

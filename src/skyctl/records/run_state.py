@@ -13,6 +13,8 @@ from pydantic import Field
 from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq, since
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
+SCRIPT = "script"
+"""Where ``order`` has the ``ScriptRequest`` of a script's run."""
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")
 """Nothing of such a run is left on any node, but for its checkpoints (of one that is done: the last)."""
 
@@ -43,8 +45,9 @@ class RunAttempt(Record):
     """One set of ranks, from their start to their end.
 
     ``why``: what it was begun for, as in "node b was lost". ``from_step``: steps that were done before it.
-    ``planned``: it replaced a healthy one (a node joined, a better plan), so it does not count as a restart.
-    ``error``: what ended it, where something did.
+    ``planned``: it is no restart: it replaced a healthy one (a node joined, a better plan), or a
+    script goes on without a lost node.
+    ``trial``: it only timed a script's first steps. ``error``: what ended it, where something did.
     """
 
     number: Count
@@ -53,6 +56,7 @@ class RunAttempt(Record):
     why: Name
     from_step: Index
     planned: bool = False
+    trial: bool = since(1, False)
     devices: Seq[Name] = ()
     predicted_iteration_s: float | None = None
     error: str | None = None
@@ -84,6 +88,7 @@ class RunState(FileRecord):
     ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason;
     ``untrusted``: those of them that sent what skyctl never sends, so they are not taken back by themselves.
     ``init_from``: the weights it began with; null: random ones, or those in the folder of ``hf:``.
+    ``steps``: null for a script (``skyctl run``), which counts its own.
     """
 
     kind: Literal["skyctl/run"] = "skyctl/run"
@@ -97,7 +102,7 @@ class RunState(FileRecord):
     order: dict[str, object] = Field(default_factory=dict)
     status: RunStatus = "starting"
     detail: str | None = None
-    steps: Count
+    steps: Count | None
     step: Index = 0
     loss: float | None = None
     iteration_s: float | None = None
@@ -109,3 +114,8 @@ class RunState(FileRecord):
     untrusted: Seq[Name] = since(1, ())
     init_from: InitialWeights | None = since(1, None)
     attempts: Seq[RunAttempt] = ()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a run of ``skyctl run``: no plan, and no steps that skyctl counts."""
+        return SCRIPT in self.order

@@ -16,6 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from skyctl.errors import SkyctlError
 
+SIGNAL_CHECK_INTERVAL_S = 1.0
+"""At least so often a waiting owner sees whether a signal came."""
 K = TypeVar("K")
 Message = dict[str, Any]
 
@@ -69,7 +71,9 @@ class TaskGroup(Generic[K]):
 
         Any other exception of the work is raised here.
         """
-        event = self._events.get()
+        event = None
+        while event is None:  # in turns: a signal that another thread took does not end a wait without limit
+            event = self.receive(SIGNAL_CHECK_INTERVAL_S)
         if event.error is not None and not isinstance(event.error, SkyctlError):
             raise event.error
         return event.key, event.value if event.error is None else event.error

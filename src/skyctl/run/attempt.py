@@ -16,7 +16,7 @@ from skyctl.control.cluster_changes import (
 from skyctl.control.training_request import send_workload
 from skyctl.device.cgroup import read_limits
 from skyctl.device.process_memory import private_bytes
-from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan

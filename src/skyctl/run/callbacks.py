@@ -1,13 +1,10 @@
-"""What a run tells whoever watches it, and how Ctrl-C reaches it."""
+"""What a run tells whoever watches it."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.run.owner_figures import OwnerFigures
@@ -49,32 +46,32 @@ class StepProgress:
     unit: str = "step"
 
 
+class RankOfNode(Protocol):
+    """A rank of a plan or of a script, as far as its log needs to name it."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    @property
+    def node(self) -> str:
+        """The node that it is on."""
+
+
 @dataclass
 class RunCallbacks:
-    """Callbacks of a run; each may be left as it is. They are called from the launching thread."""
+    """Callbacks of a run; each may be left as it is. They are called from the launching thread.
+
+    ``begun``: the ranks of a script run, and whoever wants may leave it to the background from now on.
+    """
 
     phase: Callable[[str], None] = lambda _text: None
+    begun: Callable[[], None] = lambda: None
     step: Callable[[StepProgress], None] = lambda _progress: None
-    log: Callable[[RankSpec, str], None] = lambda _rank, _text: None
+    log: Callable[[RankOfNode, str], None] = lambda _rank, _text: None
     note: Callable[[str], None] = lambda _text: None
     warn: Callable[[str], None] = lambda _text: None
     interrupted: Callable[[], str] = lambda: "stop"
-
-
-@contextmanager
-def interrupts_handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """While it lasts, SIGINT calls ``handler``; only in the main thread, and where it is Python's own."""
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if ours:
-        signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 EventHistory = Sequence[tuple[int, dict[str, Any]]]

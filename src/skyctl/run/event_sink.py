@@ -35,8 +35,8 @@ class EventSink(Protocol):
     state: RunState
     """The run's state as last told."""
 
-    def begin(self, paths: RunPaths, plan: str) -> None:
-        """A new attempt, whose folder is there; ``plan``: its JSON."""
+    def begin(self, paths: RunPaths, plan: str | None) -> None:
+        """A new attempt, whose folder is there; ``plan``: its JSON, None where it has none."""
 
     def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:
         """An event of a task (``rank-3``, ``keeper``), before anything is done about it.
@@ -99,10 +99,11 @@ class RunFolderSink:
         self._tensorboard = TensorBoardWriter(paths, note)
         self._limits = LogLimits(note)
 
-    def begin(self, paths: RunPaths, plan: str) -> None:
+    def begin(self, paths: RunPaths, plan: str | None) -> None:
         """Writes the attempt's plan into its folder."""
         self.paths = paths
-        paths.keep_plan(plan)
+        if plan is not None:
+            paths.keep_plan(plan)
 
     def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:  # noqa: ARG002 - a protocol's
         """Adds what a rank printed, and the traceback of its end, to its log; True."""

@@ -19,7 +19,7 @@ class StopRequested(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class StopRunRequest:
     """End the run. ``checkpoint``: after a last checkpoint, so that it can be resumed."""
 
     checkpoint: bool = True
@@ -32,7 +32,7 @@ class JoinRequest:
     nodes: tuple[str, ...]
 
 
-def leave_request(paths: RunPaths, request: StopRequest | JoinRequest) -> Path:
+def leave_request(paths: RunPaths, request: StopRunRequest | JoinRequest) -> Path:
     """Leaves a request to the run's supervisor.
 
     Returns:
@@ -40,20 +40,20 @@ def leave_request(paths: RunPaths, request: StopRequest | JoinRequest) -> Path:
     """
     make_private(paths.requests)
     name = f"{time.time_ns():020d}-{secrets.token_hex(2)}.json"
-    if isinstance(request, StopRequest):
+    if isinstance(request, StopRunRequest):
         written: dict[str, Any] = {"op": "stop", "checkpoint": request.checkpoint}
     else:
         written = {"op": "join", "nodes": list(request.nodes)}
     return write_atomic(paths.requests / name, json.dumps(written))
 
 
-def take_requests(paths: RunPaths) -> list[StopRequest | JoinRequest]:
+def take_requests(paths: RunPaths) -> list[StopRunRequest | JoinRequest]:
     """What was asked since the last time, the oldest first, and is now removed; what can't be read stays."""
     try:
         names = sorted(name for name in os.listdir(paths.requests) if name.endswith(".json"))  # noqa: PTH208
     except OSError:
         return []
-    found: list[StopRequest | JoinRequest] = []
+    found: list[StopRunRequest | JoinRequest] = []
     for name in names:
         with suppress(OSError, ValueError):
             written = json.loads((paths.requests / name).read_text())
@@ -62,7 +62,7 @@ def take_requests(paths: RunPaths) -> list[StopRequest | JoinRequest]:
             with suppress(OSError):
                 (paths.requests / name).unlink()
             if written.get("op") == "stop":
-                found.append(StopRequest(bool(written.get("checkpoint", True))))
+                found.append(StopRunRequest(bool(written.get("checkpoint", True))))
             elif written.get("op") == "join":
                 found.append(JoinRequest(tuple(str(node) for node in written.get("nodes", []))))
     return found

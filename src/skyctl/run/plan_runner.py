@@ -34,7 +34,7 @@ from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
 from skyctl.run.change_notes import backend_note, change_notes
 from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, update_attempt
-from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
+from skyctl.run.operator_requests import JoinRequest, StopRequested, StopRunRequest, take_requests
 from skyctl.run.plan_update import nodes_in, replan_without
 from skyctl.run.rank_spec import check_plan_fits, used_nodes
 from skyctl.run.replanner import PlanChange, Replanner
@@ -137,7 +137,7 @@ class PlanRunner:
         self._history = StepHistory.read(sink.paths.metrics) if before else StepHistory()
         self._from_checkpoint = resume
         self._restart_policy = RestartPolicy(options.max_restarts)
-        self._stop: StopRequest | None = None
+        self._stop: StopRunRequest | None = None
         self._stop_asked_at = 0.0
         self._attempt: Attempt | None = None
         self._last_collected: StepCollector | None = None

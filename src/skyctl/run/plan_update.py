@@ -25,7 +25,7 @@ from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
-from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.planner.rounds.round_plan import plan_rounds_alone

@@ -9,7 +9,6 @@ them when each only waits for another. However an attempt ends,
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -24,8 +23,9 @@ from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.credentials import make_credentials
 from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit
 from skyctl.remote.task_group import TaskGroup
-from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
+from skyctl.run.callbacks import EventHistory, RankGroupHooks, RunCallbacks
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
+from skyctl.run.interrupts import INTERRUPT, Interrupts
 from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_reports import RankReports
@@ -52,12 +52,10 @@ from skyctl.worker.rank_events import (
     StoredEvent,
     SumSizes,
 )
-from skyctl.worker.rank_requests import BuildRequest, StartRequest, StopRequest
+from skyctl.worker.rank_requests import BuildRequest, StartRequest, StopTrainingRequest
 
 RANK_MODULE = "skyctl.worker.rank"
 TICK_S = 0.5
-INTERRUPT = -1
-"""Ctrl-C's place among the ranks whose events come."""
 
 
 class RankGroup:
@@ -99,9 +97,10 @@ class RankGroup:
         self._reports = RankReports(specs, self.collected, callbacks, self._hooks.checkpoint, self._final)
         self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
         self.failure: FailureReport | None = None
-        self.ending = self._asking = self._stopped = False
+        self.ending = self._stopped = False
         self._ranks: list[RankState] = []
         self._tasks: TaskGroup[int] = TaskGroup("rank")
+        self._interrupts = Interrupts(self._tasks, callbacks)
         self._monitor = HealthMonitor(self._ranks, sessions, deadlines or Deadlines(), callbacks)
         self._ticked_at = 0.0
 
@@ -213,7 +212,7 @@ class RankGroup:
         self._monitor.expect(predicted_iteration_s)
         if failed := [rank for rank in self._ranks if rank.failure is not None]:
             raise self._first_cause(failed[0])
-        with interrupts_handled_by(self._on_interrupt):
+        with self._interrupts.as_events():
             self._until_all_returned()
 
     def finish(self, limit_s: float) -> bool:
@@ -236,7 +235,7 @@ class RankGroup:
             for reader in self._readers:
                 reader.may_end_early = True
             with suppress(SkyctlError):
-                self._ranks[0].task.send(write_request(StopRequest()))
+                self._ranks[0].task.send(write_request(StopTrainingRequest()))
 
     def results(self) -> dict[int, RankResult]:
         """By rank, what it returned, as far as it has."""
@@ -291,7 +290,7 @@ class RankGroup:
                     raise RunError("the ranks did not end in time")
                 continue
             if came.key == INTERRUPT:
-                self._ask_user()
+                self._interrupts.ask()
                 continue
             rank = self._ranks[came.key]
             event = self._take(rank, came.value, came.error)
@@ -357,21 +356,7 @@ class RankGroup:
             if came.key != INTERRUPT and came.error is None:
                 self._take_late(self._ranks[came.key], came.value, None)
 
-    # --- Ctrl-C, deadlines and failures
-
-    def _on_interrupt(self, signum: int, frame: Any) -> None:
-        if self._asking:
-            signal.default_int_handler(signum, frame)
-        self._tasks.post(INTERRUPT)
-
-    def _ask_user(self) -> None:
-        self._asking = True
-        try:
-            answer = self._callbacks.interrupted()
-        finally:
-            self._asking = False
-        if answer != "go on":
-            raise Detached if answer == "detach" else KeyboardInterrupt
+    # --- deadlines and failures
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -406,7 +391,7 @@ class RankGroup:
                     break
                 continue
             if came.key == INTERRUPT:
-                self._ask_user()
+                self._interrupts.ask()
                 continue
             rank = self._ranks[came.key]
             event = self._take_late(rank, came.value, came.error)

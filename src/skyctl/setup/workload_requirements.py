@@ -1,18 +1,21 @@
-"""What a workload requires beside torch: its ``requirements.txt``, or ``transformers`` for ``hf:``."""
+"""What a workload requires beside torch: by a file that lies beside it, or ``transformers`` for ``hf:``."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from skyctl.errors import InputError
 from skyctl.files import read_text
 from skyctl.workload.workload_spec import parse_source
 
 REQUIREMENTS_FILE = "requirements.txt"
+PROJECT_FILE = "pyproject.toml"
 MAX_INCLUDE_DEPTH = 10
 OLDEST_TRANSFORMERS = "5.6"
 
@@ -31,35 +34,104 @@ _PACKAGE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Requirements:
-    """``lines``: one requirement each; ``options``: lines for pip itself; ``source``: what they are from."""
+    """What is to be installed.
+
+    Attributes:
+        lines: one requirement each.
+        options: lines for pip itself.
+        source: what they are from.
+        notes: what people are told of how they were read.
+    """
 
     lines: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     source: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read_workload_requirements(workload: str | None) -> Requirements:
     """What the workload as typed requires; nothing for built-in ones, or where no file lies beside it.
 
+    That is its ``requirements.txt``, else the ``project.dependencies`` of its ``pyproject.toml``.
+
     Raises:
         WorkloadError: there is no such workload.
-        InputError: a line that can't be had on another machine, with file and line.
+        InputError: a line that can't be had on another machine, with its file.
     """
     if workload is None:
         return Requirements()
     source = parse_source(workload)
     if source.kind == "hf":
         return Requirements((_transformers_requirement(),), (), "hf:")
-    path = source.path.parent / REQUIREMENTS_FILE if source.path is not None else None
-    if path is None or not path.is_file():
+    if source.path is None:
         return Requirements()
+    listed, project = source.path.parent / REQUIREMENTS_FILE, source.path.parent / PROJECT_FILE
+    if listed.is_file():
+        return _read_requirements_file(listed, beside=project)
+    return _read_project(project) if project.is_file() else Requirements()
+
+
+def _read_requirements_file(path: Path, beside: Path) -> Requirements:
     lines, options = [], []
     for where, text in _read_requirement_lines(path, 0):
         if _PIP_OPTION.match(text):
             options.append(text)
         else:
             lines.append(_check_requirement(where, text))
-    return Requirements(tuple(dict.fromkeys(lines)), tuple(dict.fromkeys(options)), str(path))
+    note = f"requirements are read from {path}" + (f", not from {beside.name}" if beside.is_file() else "")
+    return Requirements(tuple(dict.fromkeys(lines)), tuple(dict.fromkeys(options)), str(path), (note,))
+
+
+def _read_project(path: Path) -> Requirements:
+    """The ``project.dependencies`` of a ``pyproject.toml`` (PEP 621)."""
+    try:
+        found = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as exc:
+        raise InputError(f"{path} is no TOML: {exc}") from exc
+    project = _table(found, "project")
+    dependencies = project.get("dependencies", [])
+    if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
+        raise InputError(
+            f"{path}: project.dependencies has to be a list of texts",
+            hint='as in: dependencies = ["NAME>=1.2"]',
+        )
+    if "dependencies" in project.get("dynamic", ()):
+        return Requirements(
+            notes=(
+                f"{path} has dynamic dependencies, which setup does not read: write a {REQUIREMENTS_FILE} "
+                "beside it",
+            )
+        )
+    if not dependencies:
+        return Requirements(notes=(f"{path} names no project.dependencies, so nothing is required by it",))
+    where = f"{path}: project.dependencies"
+    lines = tuple(dict.fromkeys(_check_requirement(where, " ".join(one.split())) for one in dependencies))
+    notes = [f"requirements are read from project.dependencies of {path}"]
+    sources = {_normalised_name(name): entry for name, entry in _uv_sources(found).items()}
+    for line in lines:
+        entry = sources.get(_normalised_name(line))
+        if entry is None:
+            continue
+        if any(set(one) - {"index", "marker", "extra", "group"} for one in entry):
+            raise InputError(
+                f"{path}: tool.uv.sources says where {line!r} comes from, which pip on a node does not know",
+                hint=f"NAME @ https://… in project.dependencies, or a {REQUIREMENTS_FILE} beside it; a "
+                "folder of this machine: make a wheel, and give --wheels",
+            )
+        notes.append(f"{line}: its index in tool.uv.sources is not read; give --extra-index-url")
+    return Requirements(lines, (), str(path), tuple(notes))
+
+
+def _uv_sources(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """By package, the entries of ``tool.uv.sources``: one, or one for each marker."""
+    sources = _table(_table(_table(document, "tool"), "uv"), "sources")
+    listed = {name: entry if isinstance(entry, list) else [entry] for name, entry in sources.items()}
+    return {name: [one for one in entry if isinstance(one, dict)] for name, entry in listed.items()}
+
+
+def _table(within: dict[str, Any], name: str) -> dict[str, Any]:
+    found = within.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def merge_requirements(new: tuple[str, ...], had: tuple[str, ...]) -> tuple[str, ...]:

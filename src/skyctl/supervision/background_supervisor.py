@@ -17,15 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from skyctl.errors import InputError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.supervision.run_handle import RunHandle
-from skyctl.supervision.run_lock import acquire_run_lock
+from skyctl.supervision.run_handle import OnDetach, RunHandle
+from skyctl.supervision.run_lock import RunLock, acquire_run_lock
 from skyctl.supervision.run_logs import FileTail, log_supervisor, parse_supervisor_line
+from skyctl.terminal import silence_output
+
+if TYPE_CHECKING:
+    from skyctl.records.measurement import Measurement
+    from skyctl.run.scripts.script_outcome import ScriptOutcome
 
 # Going away from a run that is to go on: what asks for it beside an answer to Ctrl-C.
 
@@ -48,11 +53,16 @@ class DetachRequest:
             if self.wanted:
                 self._be_asked()
 
+        def begun() -> None:
+            callbacks.begun()
+            if self.wanted:
+                self._be_asked()
+
         def interrupted() -> str:
             answer = "detach" if self.wanted else callbacks.interrupted()
             return "detach" if self.wanted else answer  # the terminal may have closed at the question
 
-        return replace(callbacks, step=step, interrupted=interrupted)
+        return replace(callbacks, begun=begun, step=step, interrupted=interrupted)
 
     @contextmanager
     def on(self, signals: Sequence[signal.Signals]) -> Iterator[None]:
@@ -64,7 +74,7 @@ class DetachRequest:
         def leave(signum: int, _frame: FrameType | None) -> None:
             self.wanted = True
             if signum == signal.SIGHUP:
-                _silence_output()
+                silence_output()
             self._be_asked()
 
         before: dict[int, Any] = {}
@@ -87,14 +97,6 @@ class DetachRequest:
             signal.SIG_DFL,
         ):
             signal.raise_signal(signal.SIGINT)
-
-
-def _silence_output() -> None:
-    with suppress(OSError):
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.close(null)
 
 
 LOCK_WAIT_S = 30.0
@@ -120,10 +122,23 @@ def supervisor_log_callbacks(paths: RunPaths) -> RunCallbacks:
     return RunCallbacks(step=step, interrupted=lambda: "go on")
 
 
+RunEnd: TypeAlias = "tuple[Measurement, RunPaths] | ScriptOutcome"
+"""How a run has ended that ended well: of a plan, or of a script."""
+
+
+def take_over_any(lock: RunLock, callbacks: RunCallbacks, detach: OnDetach) -> RunEnd | None:
+    """As ``resume.take_over`` or ``script_supervision.take_over_script``, whichever the run is of."""
+    if read_record(RunState, lock.paths.state).is_script:
+        from skyctl.supervision.script_supervision import take_over_script
+
+        return take_over_script(lock, callbacks, detach)
+    from skyctl.supervision.resume import take_over
+
+    return take_over(lock, callbacks, detach)
+
+
 def supervise_in_background(run_id: str) -> int:
     """Supervises the run to its end; returns an exit code."""
-    from skyctl.supervision.resume import take_over
-    from skyctl.supervision.run_handle import RunHandle
 
     paths = RunPaths(run_id)
     leaving = DetachRequest()
@@ -137,7 +152,8 @@ def supervise_in_background(run_id: str) -> int:
             if lock.run_ended:
                 log_supervisor(paths.supervisor_log, "note", "it ended before this process took it over")
                 return 0
-            over = take_over(lock, leaving.beside(supervisor_log_callbacks(paths)), RunHandle.leave)
+            callbacks = leaving.beside(supervisor_log_callbacks(paths))
+            over = take_over_any(lock, callbacks, RunHandle.leave)
         if over is None:
             log_supervisor(
                 paths.supervisor_log, "note", "this process was told to end; the run goes on on its nodes"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,39 +14,34 @@ from skyctl.errors import (
     InputError,
     MismatchError,
     NodeError,
-    ProtocolError,
     RunError,
     SkyctlError,
     UnreachableError,
 )
 from skyctl.files import RunPaths, read_record, write_atomic
-from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
+from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.owners import local_steps_by_owner
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Problem
 from skyctl.records.run_state import RunState
-from skyctl.remote.remote_task import RemoteTask, read_task_message
+from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.attempt import AdoptedRanks
 from skyctl.run.callbacks import Detached, RunCallbacks
 from skyctl.run.change_notes import local_steps_note
-from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.plan_update import nodes_in
-from skyctl.run.rank_messages import RANK_KINDS
-from skyctl.run.rank_spec import check_plan_fits, rank_of_task
+from skyctl.run.rank_spec import check_plan_fits
 from skyctl.run.round_spec import refuse_trace
 from skyctl.run.run_context import RunOptions
-from skyctl.supervision.run_handle import RunHandle, taken_over_run
+from skyctl.supervision.left_tasks import end_tasks, nodes_by_rank, ranks_of
+from skyctl.supervision.run_handle import OnDetach, RunHandle, taken_over_run
 from skyctl.supervision.run_lock import RunLock
 from skyctl.supervision.run_logs import with_supervisor_log
 from skyctl.supervision.run_settings import connect_of, options_of, request_of
 from skyctl.supervision.stored_checkpoints import StoredRun
 from skyctl.workload.shipped_files import digest_workload
-
-OnDetach = Callable[[RunHandle], object]
-"""What to do with a run that is to go on without this process."""
 
 
 def take_over(
@@ -126,16 +120,11 @@ def _some_rank_ended(handle: RunHandle) -> bool:
     """Whether some rank is known to have ended. A node that can't be reached says nothing of its ranks."""
     if handle.state.status not in ("running", "stopping") or not handle.state.attempts:
         return bool(handle.sessions)
-    nodes = _nodes_by_rank(handle)
+    nodes = nodes_by_rank(handle)
     if any(node in handle.gone for node in nodes):
         return True
     found = handle.ranks(nodes)
     return any(node in handle.sessions and (r not in found or found[r].done) for r, node in enumerate(nodes))
-
-
-def _nodes_by_rank(handle: RunHandle) -> list[str]:
-    """The nodes of the last attempt, by rank."""
-    return [split_device_id(device)[0] for device in handle.state.attempts[-1].devices]
 
 
 def unreached_nodes_error(handle: RunHandle) -> NodeError:
@@ -176,50 +165,6 @@ def plan_of(handle: RunHandle) -> Plan:
             hint="launch it again",
         )
     return read_record(Plan, found)
-
-
-def ranks_of(handle: RunHandle) -> dict[int, RemoteTask] | None:
-    """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
-    if handle.state.status not in ("running", "stopping") or not handle.state.attempts:
-        return None
-    nodes = _nodes_by_rank(handle)
-    found = handle.ranks(nodes)
-    known = {r for r, event in handle.journal.past() if event.get("event") in ("result", "error", "exit")}
-    for rank in range(len(nodes)):
-        task = found.get(rank)
-        # One that has ended meanwhile may still have to say what with.
-        if task is None or (task.done and rank not in known):
-            return None
-    return found
-
-
-def end_tasks(handle: RunHandle, but: Iterable[RemoteTask] = ()) -> None:
-    """Ends what the last supervisor has left on nodes, such as replicators, whose secret was its own.
-
-    What they had still said is written down.
-    """
-    kept_ = {id(task) for task in but}
-    for name, session in handle.sessions.items():
-        for task in session.tasks():
-            if id(task) in kept_:
-                continue
-            with suppress(SkyctlError):
-                if not task.ended:
-                    task.kill()
-                while (said := task.recv(0.0)) is not None:
-                    try:
-                        handle.journal.heard(
-                            name, task.name, _plain_message(session.node, task.name, said[0])
-                        )
-                    except ProtocolError:  # nothing of it is kept
-                        session.acknowledge(said[0].get("seq", 0))
-            session.discard(task)
-
-
-def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a task of a run has said, with nothing in it that nobody knows. Raises ProtocolError."""
-    kinds = REPLICATOR_KINDS if rank_of_task(task) is None else RANK_KINDS
-    return read_task_message(kinds, node, message).plain
 
 
 # What a supervised run begins with: a fresh one, or one that has ended and goes on.
@@ -307,7 +252,7 @@ def prepare_resume(
             "how many more is it to go on?",
             hint=f"skyctl launch --resume {state.run_id} --steps MORE",
         )
-    total = max(done, state.steps) if steps is None else done + steps
+    total = max(done, state.steps or 0) if steps is None else done + steps
     options = replace(options_of(state), **(changed or {}), steps=total)
     request = request_of(state)
     request = replace(request, recipe=replace(request.recipe, total_steps=total))

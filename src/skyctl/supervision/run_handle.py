@@ -97,6 +97,10 @@ class RunHandle:
         self.journal.update(sessions=(*there, *self.unreached))
 
 
+OnDetach = Callable[[RunHandle], object]
+"""What to do with a run that is to go on without this process."""
+
+
 def node_session(name: str, session: Session) -> NodeSession:
     """The session as the run's state names it."""
     return NodeSession(node=name, session=session.id, cache=session.hello.cache, handled=session.watermark)

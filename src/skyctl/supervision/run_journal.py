@@ -79,7 +79,7 @@ class RunJournal:
         self._ids: dict[str, str] = {}
         self._failure: SkyctlError | None = None
         self._log = CommitLog(paths.folder, self._acknowledge)
-        self._tensorboard = TensorBoardWriter(paths, note)
+        self._tensorboard = None if state.is_script else TensorBoardWriter(paths, note)
         self._limits = LogLimits(note)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._flush_regularly, name="run journal", daemon=True)
@@ -143,10 +143,11 @@ class RunJournal:
             self._written_at = time.monotonic()
             write_atomic(self.paths.state, text)
 
-    def begin(self, paths: RunPaths, plan: str) -> None:
-        """A new attempt, whose folder is there; ``plan``: its JSON."""
+    def begin(self, paths: RunPaths, plan: str | None) -> None:
+        """A new attempt, whose folder is there; ``plan``: its JSON, None where it has none."""
         self.flush()
-        paths.keep_plan(plan)
+        if plan is not None:
+            paths.keep_plan(plan)
         with self._lock:
             self.paths = paths
 
@@ -206,7 +207,8 @@ class RunJournal:
             self._log.replace(name, "".join(f"{json_line(one)}\n" for one in kept).encode())
         notes = {"metrics": step + 1, "reported": [self.paths.attempt, step + 1]}
         line = metrics_line(progress)
-        self._tensorboard.step(line)
+        if self._tensorboard is not None:
+            self._tensorboard.step(line)
         self._log.take("", None, name, f"{json_line(line)}\n".encode(), notes)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -244,7 +246,8 @@ class RunJournal:
         self._closed.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-        self._tensorboard.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
         self.flush()
         if self._dirty:
             self.write_state()

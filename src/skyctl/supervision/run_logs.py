@@ -36,23 +36,25 @@ class FileTail:
 
     def __init__(self, path: Path, last: int | None = None) -> None:
         self.path = path
+        self._last = last
         self._at = 0 if last is None else _start_of_last(path, last)
 
     def lines(self) -> list[str]:
         """The lines that are new since the last call; none where there is no file."""
         out: list[str] = []
-        try:
-            with self.path.open("rb") as file:
-                while True:
-                    file.seek(self._at)
-                    data = file.read(READ_BYTES)
-                    whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == READ_BYTES else 0)
-                    if not whole:
-                        return out
-                    self._at += whole
-                    out += data[:whole].decode("utf-8", "replace").splitlines()
-        except OSError:
-            return out
+        with suppress(OSError), self.path.open("rb") as file:
+            while True:
+                file.seek(self._at)
+                data = file.read(READ_BYTES)
+                whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == READ_BYTES else 0)
+                if not whole:
+                    break
+                self._at += whole
+                out += data[:whole].decode("utf-8", "replace").splitlines()
+        if self._last:
+            del out[: -self._last]  # its writer may have gone on since the last lines were looked for
+        self._last = None
+        return out
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def read_state(paths: RunPaths) -> RunState:
 
 def remaining_s(line: dict[str, Any], state: RunState) -> float:
     """Seconds that the steps after that line's take at its pace."""
-    return float(line["iteration_s"]) * max(0, state.steps - int(line["step"]) - 1)
+    return float(line["iteration_s"]) * max(0, (state.steps or 0) - int(line["step"]) - 1)
 
 
 def _start_of_last(path: Path, lines: int) -> int:

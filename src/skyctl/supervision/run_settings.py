@@ -15,11 +15,12 @@ from skyctl.inventory.cluster_file import read_cluster
 from skyctl.inventory.environment_registry import with_prepared_environments
 from skyctl.inventory.node_patterns import select_nodes
 from skyctl.records.cluster import Cluster
-from skyctl.records.run_state import RunState
+from skyctl.records.run_state import SCRIPT, RunState
 from skyctl.remote.base import ConnectOptions
 
 if TYPE_CHECKING:
     from skyctl.control.training_request import TrainingRequest
+    from skyctl.records.script_request import ScriptRequest
     from skyctl.run.run_context import RunOptions
 
 T = TypeVar("T")
@@ -45,9 +46,6 @@ def saved_settings(
         output: where a copy of the measurement is to go.
         first_attempt: the newest attempt that began with a plan of the user's own.
     """
-    known = replace(
-        connect, known_hosts=_absolute(connect.known_hosts), ssh_config=_absolute(connect.ssh_config)
-    )
     return {
         "request": {
             "spec": request.spec.to_dict(),
@@ -55,13 +53,31 @@ def saved_settings(
             "recipe": request.recipe.to_dict(),
         },
         "options": asdict(options),
-        "connect": asdict(known),
+        "connect": _connect_settings(connect),
         "digest": digest,
         "own_lr_scheduler": own_lr_scheduler,
         "limit": limit,
         "output": _absolute(output),
         "first_attempt": first_attempt,
     }
+
+
+def script_settings(
+    request: ScriptRequest, connect: ConnectOptions, *, limit: str | None = None
+) -> dict[str, Any]:
+    """The settings of a script's run as JSON values; ``script_of`` and ``connect_of`` restore them.
+
+    Args:
+        limit: which nodes of the cluster file are used (``--limit``).
+    """
+    return {SCRIPT: request.model_dump(mode="json"), "connect": _connect_settings(connect), "limit": limit}
+
+
+def script_of(state: RunState) -> ScriptRequest:
+    """The script that the user asked to run; RecordError where the state does not say."""
+    from skyctl.records.script_request import ScriptRequest
+
+    return _rebuilt(state, lambda: ScriptRequest(**_part(state, SCRIPT)))
 
 
 def request_of(state: RunState) -> TrainingRequest:
@@ -105,6 +121,12 @@ def cluster_of(state: RunState) -> Cluster:
     limit = state.order.get("limit")
     return select_nodes(
         with_prepared_environments(read_cluster(state.cluster_file)), str(limit) if limit else None
+    )
+
+
+def _connect_settings(connect: ConnectOptions) -> dict[str, Any]:
+    return asdict(
+        replace(connect, known_hosts=_absolute(connect.known_hosts), ssh_config=_absolute(connect.ssh_config))
     )
 
 

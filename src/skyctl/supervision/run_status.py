@@ -16,6 +16,8 @@ from skyctl.records.run_state import ENDED, RunState, Supervisor
 from skyctl.supervision.run_lock import SupervisorStatus, supervisor_status
 
 RANK_MODULE = "skyctl.worker.rank"
+SCRIPT_MODULE = "skyctl.script.script_task"
+"""What a rank of a plan, and of a script, runs as on its node."""
 RECENT_S = 86_400.0
 """Runs that ended longer ago are listed only when asked for."""
 LOOK_S = 8.0
@@ -204,7 +206,8 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
                 looks[name] = NodeProcesses(name, error=session.message)
                 continue
             try:
-                order = {"sessions": [ids[name]], "module": RANK_MODULE}
+                module = SCRIPT_MODULE if run.state.is_script else RANK_MODULE
+                order = {"sessions": [ids[name]], "module": module}
                 said = session.run_task("skyctl.agent.process_tree", order, LOOK_S, answer=ProcessCounts)
                 counts = said["sessions"].get(ids[name])
                 if counts is None:

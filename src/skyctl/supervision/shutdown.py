@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.operator_requests import StopRequest, leave_request, take_requests
+from skyctl.run.operator_requests import StopRunRequest, leave_request, take_requests
 from skyctl.supervision.run_handle import RunHandle, taken_over_run
 from skyctl.supervision.run_lock import acquire_run_lock, end_supervisor
 from skyctl.supervision.run_status import InspectedRun, counted_unit, inspect_run
@@ -65,7 +65,7 @@ def stop_run(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) ->
 def _stop_by_supervisor(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> None:
     """Returns when the run has ended, or has no supervisor any more."""
     paths, unit = run.paths, counted_unit(run.paths)
-    request = leave_request(paths, StopRequest(checkpoint))
+    request = leave_request(paths, StopRunRequest(checkpoint))
     try:
         callbacks.phase("asking its supervisor to end it")
         taken_by = time.monotonic() + REQUEST_TAKEN_S
@@ -77,7 +77,11 @@ def _stop_by_supervisor(run: InspectedRun, callbacks: RunCallbacks, *, checkpoin
             if time.monotonic() > taken_by and request.exists():
                 break
             if not request.exists():
-                callbacks.phase(f"{now.state.status}, {unit} {now.state.step} of {now.state.steps}")
+                callbacks.phase(
+                    now.state.status
+                    if now.state.is_script
+                    else f"{now.state.status}, {unit} {now.state.step} of {now.state.steps}"
+                )
             time.sleep(POLL_S)
         if run.supervisor is None:
             return
@@ -120,13 +124,20 @@ def _stop_from_here(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: b
 
 def _keep_last_checkpoint(handle: RunHandle, callbacks: RunCallbacks) -> None:
     """Has the ranks write a last checkpoint, where all of them are there."""
-    from skyctl.supervision.resume import plan_of, ranks_of, supervise_run
+    from skyctl.supervision.left_tasks import ranks_of
 
     tasks = ranks_of(handle)
     if tasks is None:
         return
-    leave_request(handle.journal.paths, StopRequest())
+    leave_request(handle.journal.paths, StopRunRequest())
     with suppress(KeyboardInterrupt):
+        if handle.state.is_script:
+            from skyctl.supervision.script_supervision import supervise_script
+
+            supervise_script(handle, callbacks, RunHandle.leave, tasks)
+            return
+        from skyctl.supervision.resume import plan_of, supervise_run
+
         supervise_run(handle, plan_of(handle), callbacks, RunHandle.leave, tasks)
 
 

@@ -56,6 +56,12 @@ def load_run(run: str | None) -> StoredRun:
         InputError: there is none, or it was never begun.
     """
     found = resolve_run(run)
+    if found.state.is_script:
+        raise InputError(
+            f"run {found.paths.run_id} is of the script {found.state.workload}, which keeps its own "
+            "checkpoints",
+            hint="begin it anew: skyctl run; what its ranks write to --output comes home",
+        )
     if not found.paths.newest_plan.is_file():
         raise InputError(
             f"run {found.paths.run_id} has no plan: it ended before it was begun, and nothing of it is kept",

@@ -19,19 +19,13 @@ PING_TAG = 1
 FIRST_STREAM_TAG = 16
 """Of the messages between stages, and what goes with them; smaller tags are a pair's own."""
 _READY = timedelta(seconds=PEER_READY_TIMEOUT_S)
-CLIPPING_TAGS = 2
 FIRST_SUM_TAG = 1 << 24
 """Of sums; a group's ``first_tag`` counts from it."""
 
 
-def clipping_tag(microbatches: int) -> int:
+def stage_group_tag(microbatches: int) -> int:
     """The first tag after those of a pipeline's streams, which were made for so many microbatches."""
     return FIRST_STREAM_TAG + 2 * microbatches
-
-
-def rounds_tag(microbatches: int) -> int:
-    """The first tag after those of clipping."""
-    return clipping_tag(microbatches) + CLIPPING_TAGS
 
 
 class Peer:

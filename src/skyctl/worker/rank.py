@@ -11,7 +11,7 @@
     → rank StartRequest
     rank → StepEvent, ValidationEvent, CheckpointEvent, …
     rank → HeartbeatEvent                       every few seconds, from the start to the end
-    → rank StopRequest                          an early end: see below
+    → rank StopTrainingRequest                  an early end: see below
     rank → RankResult                           what ``main`` returns
 
 The orders are in ``rank_order``, the requests in ``rank_requests``; the events, and what their figures mean,

@@ -33,7 +33,7 @@ class StartRequest:
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class StopTrainingRequest:
     """To the first rank: the run ends after the step under way, or the next one."""
 
     kind: ClassVar[str] = "stop"

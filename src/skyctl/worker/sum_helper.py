@@ -24,15 +24,15 @@ from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent, SumSizes
 from skyctl.worker.rank_order import HelperOrder, SumOrder
 from skyctl.worker.rank_requests import StartRequest
-from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.pass_layouts import PassLayouts
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import FACTORS, FIGURES, GRADIENTS
-from skyctl.worker.sums.sum_passes import SumPasses
+from skyctl.worker.sums.sum_work import SumWork
 from skyctl.worker.sums.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
 from skyctl.worker.trace.trace_recorder import TraceRecorder
-from skyctl.worker.updates.sum_delay import SumDelay
+from skyctl.worker.updates.update_delay import UpdateDelay
 from skyctl.worker.world import World
 
 
@@ -52,7 +52,7 @@ class SumHelper:
         whole, first, second = (
             [[numel] for numel in numels] for numels in (sizes.layers, sizes.first, sizes.second)
         )
-        self._passes = SumPasses(
+        self._passes = PassLayouts(
             sync.format, sync.chunk_bytes, shares, whole, first, second, sync.uncompressed_steps
         )
         kind = IntegerGradients if self._passes.format == FIXED32 else FloatGradients
@@ -73,7 +73,7 @@ class SumHelper:
     def sum_gradients(self, step: int) -> bool:
         """Helps with one step's sum; whether a holder was told that the run ends.
 
-        Raises as ``OngoingSum.wait``.
+        Raises as ``SumWork.wait``.
 
         With ``fixed32`` there is nothing to be summed before holders have agreed for the first time, and
         a step that they make again is summed again.
@@ -81,23 +81,23 @@ class SumHelper:
         repeats = True
         while repeats:
             layout = self._next_layout or self._passes.first(step)
-            ongoing = OngoingSum(layout, step, kind=GRADIENTS, format=self._passes.format, helps=True)
-            self._sums.begin(ongoing, self._agreed_bytes)
+            sum_work = SumWork(layout, step, kind=GRADIENTS, format=self._passes.format, helps=True)
+            self._sums.begin(sum_work, self._agreed_bytes)
             is_last, repeats, *_ = map(bool, self._sums.agree(bytes(self._agreed_bytes), self._largest_code))
-            ongoing.wait()
+            sum_work.wait()
             self._next_layout = None
         if (second := self._passes.second(step)) is not None:
-            ongoing = OngoingSum(second, step, kind=FACTORS, format=self._passes.format, helps=True)
-            self._sums.begin(ongoing)
-            ongoing.wait()
+            sum_work = SumWork(second, step, kind=FACTORS, format=self._passes.format, helps=True)
+            self._sums.begin(sum_work)
+            sum_work.wait()
         return is_last
 
     def average_figures(self, step: int) -> None:
         """Helps with the sum of running figures, where layers have any."""
         if self._figures_layout is not None:
-            ongoing = OngoingSum(self._figures_layout, step, kind=FIGURES, helps=True)
-            self._sums.begin(ongoing)
-            ongoing.wait()
+            sum_work = SumWork(self._figures_layout, step, kind=FIGURES, helps=True)
+            self._sums.begin(sum_work)
+            sum_work.wait()
 
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""
@@ -156,7 +156,7 @@ class HelperRank:
         What is agreed on in the sum of a step that does not settle, holders know after the next step.
         """
         steps, every = self._order.steps, self._order.figures_every
-        delay = SumDelay.from_order(self._order.sync, steps, every)
+        delay = UpdateDelay.from_order(self._order.sync, steps, every)
         told_before = False
         for step in range(resumed_step(self._order), steps):
             with self._progress.waits(f"step {step}, helping to sum gradients"):

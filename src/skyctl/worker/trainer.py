@@ -25,7 +25,7 @@ from skyctl.worker.checkpointer import (
     save_weights,
 )
 from skyctl.worker.launcher_link import LauncherLink
-from skyctl.worker.peer import Neighbours, clipping_tag, rounds_tag
+from skyctl.worker.peer import Neighbours, stage_group_tag
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.pipeline.messages import MessageSpecs
@@ -42,10 +42,11 @@ from skyctl.worker.rank_events import (
     ReadyEvent,
 )
 from skyctl.worker.rank_order import RankOrder, SumOrder
-from skyctl.worker.rank_requests import StartRequest, StopRequest
+from skyctl.worker.rank_requests import StartRequest, StopTrainingRequest
 from skyctl.worker.replicas import close_replicas, end_offer, offer_replicas
 from skyctl.worker.rounds.local_rounds import make_outer_optimizer, make_rounds
 from skyctl.worker.rounds.weight_average import WeightAverage
+from skyctl.worker.stage_group import StageGroup
 from skyctl.worker.sums.gradient_sync import GradientSync
 from skyctl.worker.sums.summed_gradients import check_summable
 from skyctl.worker.trace.trace_recorder import TraceRecorder
@@ -57,7 +58,7 @@ from skyctl.worker.updates.parameter_root import RootWeights
 from skyctl.worker.updates.predicted_weights import PredictedWeights
 from skyctl.worker.updates.stage_update import StageUpdate
 from skyctl.worker.updates.stale_sync import is_root, is_stale, leave_to_root, make_stale_sync
-from skyctl.worker.updates.sum_delay import SumDelay
+from skyctl.worker.updates.update_delay import UpdateDelay
 from skyctl.worker.updates.update_rules import AsTheyCome, EachStep, OneLate
 from skyctl.worker.world import World
 from skyctl.workload.mixed_precision import master_of
@@ -117,10 +118,12 @@ class Trainer:
         end_offer()
         world.connect()
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
-        update = self._make_update(stage, optimizer, world.neighbours, ties)
+        tag = stage_group_tag(len(batches.streamed_sizes))
+        stages = self._stages = StageGroup(world.neighbours, tag, self._progress)
+        update = self._make_update(stage, optimizer, stages, ties)
         rule = self._rule = self._make_rule(update, stage, ties, scheduler, first_step, checkpointer)
         executor = self._make_executor(stage, world.neighbours, update.timer, rule)
-        maker = self._make_maker(executor, update, world.neighbours, first_step)
+        maker = self._make_maker(executor, update, first_step)
         steps_done = self._train(executor, maker, scheduler, first_step, checkpointer)
         self._progress.phase = "end"
         world.compare_clocks("end")
@@ -228,7 +231,7 @@ class Trainer:
         self,
         stage: PipelineStage,
         optimizer: torch.optim.Optimizer | None,
-        neighbours: Neighbours,
+        stages: StageGroup,
         ties: StageTies,
     ) -> StageUpdate:
         """What updates this stage's weights once its gradients are all there."""
@@ -244,10 +247,8 @@ class Trainer:
                 stage.parameters,
                 self._recipe.clip_norm,
                 share=sum(self._batches.sizes) / self._spec.batch_size if is_part else 1.0,
-                neighbours=neighbours,
-                tag=clipping_tag(len(self._batches.streamed_sizes)),
+                stages=stages,
                 timer=timer,
-                progress=self._progress,
                 layers=f"layers {self._start}–{self._stop}",
                 recorder=self._recorder,
                 counted_elsewhere=ties.counted_elsewhere,
@@ -297,7 +298,7 @@ class Trainer:
                 chunk_bytes=sums.chunk_bytes,
             )
             return EachStep(update)
-        delay = self._sum_delay(sums)
+        delay = self._update_delay(sums)
         sync = (GradientSync if delay is None else partial(DelayedSync, delay))(
             stage.layers,
             self._start,
@@ -316,11 +317,11 @@ class Trainer:
         predicted = PredictedWeights(stage.layers, update.optimizer) if update.optimizer else None
         return OneLate(update, sync, predicted, scheduler.advance)
 
-    def _sum_delay(self, sums: SumOrder) -> SumDelay | None:
+    def _update_delay(self, sums: SumOrder) -> UpdateDelay | None:
         """Which steps settle; None: all do."""
         checkpoints = self._order.checkpoint
         every = self._recipe.validate_every, checkpoints.every if checkpoints else 0
-        return SumDelay.from_order(sums, self._order.steps, every)
+        return UpdateDelay.from_order(sums, self._order.steps, every)
 
     def _make_executor(
         self, stage: PipelineStage, neighbours: Neighbours, timer: DeviceTimer, rule: EachStep
@@ -352,9 +353,7 @@ class Trainer:
             recorder=self._recorder,
         )
 
-    def _make_maker(
-        self, executor: Executor, update: StageUpdate, neighbours: Neighbours, first_step: int
-    ) -> StepMaker:
+    def _make_maker(self, executor: Executor, update: StageUpdate, first_step: int) -> StepMaker:
         """What makes the run's steps, or rounds."""
         if self._order.rounds is None:
             return executor
@@ -367,8 +366,7 @@ class Trainer:
             self._workload,
             self._seeder,
             first_step,
-            neighbours,
-            rounds_tag(len(self._batches.streamed_sizes)),
+            self._stages,
         )
 
     def _train(
@@ -411,11 +409,12 @@ class Trainer:
         self._progress.phase = "the first step"
         steps_done = loop.run(Prefetcher(sketcher), first_step, self._order.steps)
         executor.drain()
+        self._stages.drain()
         return steps_done
 
     def _check_for_stop(self) -> bool:
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:
-            self._stop_requested = message[0].get("op") == StopRequest.kind
+            self._stop_requested = message[0].get("op") == StopTrainingRequest.kind
         return self._stop_requested
 
     def _save_weights(self, stage: PipelineStage, path: Path) -> str | None:

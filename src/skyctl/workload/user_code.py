@@ -251,13 +251,20 @@ def _exit_hint(exc: SystemExit, path: Path) -> str:
     if any(Path(frame.filename).name == "argparse.py" for frame in traceback.extract_tb(exc.__traceback__)):
         return (
             f"the file is run without arguments: give each a default, or parse them {script}; "
-            f"model(width) is given what {path.name},width=512 says"
+            f"model(width) is given what {path.name},width=512 says; a script with its own arguments: "
+            f"skyctl run {path.name} ARGS"
         )
     return f"what only the script itself should do belongs {script}"
 
 
+_RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""What a script asks for that expects to be started by torchrun."""
+
+
 def _missing_hint(exc: BaseException, path: Path) -> str | None:
-    """What to do about a module or file that is missing; None for other errors."""
+    """What to do about a module, file or variable that is missing; None for other errors."""
+    if isinstance(exc, KeyError) and exc.args and exc.args[0] in _RANK_VARIABLES:
+        return f"a script that torchrun would start: skyctl run {path.name}"
     if isinstance(exc, ModuleNotFoundError):
         return (
             f"no {exc.name!r} lies beside the file: install it, and name it in the requirements.txt beside "
@@ -358,7 +365,9 @@ def refuse_without_model(path: Path) -> None:
 def no_model_error(name: str) -> WorkloadError:
     """What is wrong with a file of that name that defines no ``model``."""
     return WorkloadError(
-        f"{name} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
+        f"{name} defines no model()",
+        hint=f"a script that trains by itself: skyctl run {name}; to be planned and cut into layers it needs "
+        "def model(): return nn.Sequential(…)",
     )
 
 

@@ -13,15 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from skyctl.device.torch_import import import_torch, paused_collection
 
-from skyctl.device.torch_import import paused_collection
-from skyctl.errors import WorkloadError
-from skyctl.transport.process_group import join_alone
-from skyctl.workload import builtin, mixed_precision, opened_files, optimizers, user_code
-from skyctl.workload.corpus import read_corpus
-from skyctl.workload.data import (
+import_torch()
+
+import torch  # noqa: E402 - after that
+from torch import Tensor, nn  # noqa: E402
+
+from skyctl.errors import WorkloadError  # noqa: E402
+from skyctl.transport.process_group import join_alone  # noqa: E402
+from skyctl.workload import builtin, mixed_precision, opened_files, optimizers, user_code  # noqa: E402
+from skyctl.workload.corpus import read_corpus  # noqa: E402
+from skyctl.workload.data import (  # noqa: E402
     Batch,
     BatchExample,
     EpochPosition,
@@ -31,17 +34,17 @@ from skyctl.workload.data import (
     accepts_sample_range,
     training_or_held_out,
 )
-from skyctl.workload.deferred_init import derived_seed
-from skyctl.workload.example_batch import find_example, make_user_data
-from skyctl.workload.layered_model import LayeredModel, make_model
-from skyctl.workload.loss_functions import cross_entropy
-from skyctl.workload.recipe import Recipe
-from skyctl.workload.shape_inference import ShapeInference, TensorSpec
-from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
-from skyctl.workload.shipped_files import digest_data, digest_workload, files_to_ship
-from skyctl.workload.structures import Structure, StructureMismatchError, Value
-from skyctl.workload.validation_metrics import read_metrics
-from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source
+from skyctl.workload.deferred_init import derived_seed  # noqa: E402
+from skyctl.workload.example_batch import find_example, make_user_data  # noqa: E402
+from skyctl.workload.layered_model import LayeredModel, make_model  # noqa: E402
+from skyctl.workload.loss_functions import cross_entropy  # noqa: E402
+from skyctl.workload.recipe import Recipe  # noqa: E402
+from skyctl.workload.shape_inference import ShapeInference, TensorSpec  # noqa: E402
+from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters  # noqa: E402
+from skyctl.workload.shipped_files import digest_data, digest_workload, files_to_ship  # noqa: E402
+from skyctl.workload.structures import Structure, StructureMismatchError, Value  # noqa: E402
+from skyctl.workload.validation_metrics import read_metrics  # noqa: E402
+from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source  # noqa: E402
 
 if TYPE_CHECKING:
     from skyctl.workload.hf.hub_model import HubModel

@@ -10,7 +10,7 @@ from tests.planner.route_graphs import least_byte_s
 
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.tree_layouts import pack_set, route_network
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.routes.route_names import name_routes
@@ -229,7 +229,7 @@ def test_what_is_proved_of_a_set_equals_brute_force(tens):
     helped = 0
     for seed in range(10 * tens, 10 * tens + 10):
         problem = random_problem(seed)
-        model = DataModel(problem)
+        model = HolderCosts(problem)
         holders = tuple(d for d in range(len(model.ids)) if model.fitting_cost(d) is not None)
         packed = pack_set(model, holders, NEVER)
         best = least_byte_s(route_network(model, holders, model.helpers_of(holders)))

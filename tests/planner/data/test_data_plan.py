@@ -10,9 +10,8 @@ from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError, RecordError
 from skyctl.planner.api import assigned
 from skyctl.planner.data import unused_holders
-from skyctl.planner.data.route_layouts import Layout, use_of
-from skyctl.planner.data.shares import level_in_parts_s, level_shares
 from skyctl.planner.data.unused_holders import least_paying
+from skyctl.planner.routes.route_layouts import Layout, use_of
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem, SharedResource
@@ -355,7 +354,7 @@ def test_verify_rejects_what_was_changed():
         (("sync", "format"), "bfloat16", {"pipelines"}),
         (("sync", "chunk_bytes"), 1 << 20, {"prediction"}),
         (("problem", "links", 0, "bandwidth_bytes_per_s"), 5.0, {"value", "prediction"}),
-        (("pipelines", 0, "stages", 0, "in_flight"), 2, {"pipelines"}),
+        (("pipelines", 0, "stages", 0, "in_flight"), 2, {"in flight"}),
         (("pipelines", 0, "stages", 0, "recompute"), True, {"recompute", "value", "prediction"}),
         (("problem", "first_stage"), ["n0/cpu:0"], {"pins"}),
         (("unused",), [{"device": "n0/cpu:0", "reason": "-"}], {"unused"}),
@@ -417,24 +416,6 @@ def test_more_devices_than_all_sets_of_are_looked_at_get_a_bound_that_verifies()
     verdict = verify(big, made)
     assert verdict.ok
     assert all(check.checked for check in verdict.checks)
-
-
-def test_water_filling_equals_one_microbatch_after_the_other():
-    for t, e, count in (
-        ([1.0, 2.5, 0.3], [0.0, 4.0, 2.0], 40),
-        ([1.0, 0.0], [0.0, 3.0], 7),
-        ([2.0], [1.0], 3),
-    ):
-        given = [1] * len(t)
-        for _ in range(count - len(t)):
-            i = min(range(len(t)), key=lambda i: e[i] + (given[i] + 1) * t[i])
-            given[i] += 1
-        found = level_shares(t, e, count)
-        assert sum(found) == count
-        worst = max(m * a + b for m, a, b in zip(found, t, e, strict=True))
-        assert worst == max(m * a + b for m, a, b in zip(given, t, e, strict=True))
-        assert level_in_parts_s(t, e, count) <= worst + 1e-12
-    assert level_shares([1.0, 1.0], [0.0, 0.0], 1) is None
 
 
 def test_numbers_that_can_not_be_computed_with_are_refused():

@@ -7,9 +7,10 @@ from tests.planner.hybrid_problems import random_hybrid_problem
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError
 from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel
+from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
 from skyctl.planner.prediction_interval import COMMON_UNCERTAINTY, ratio_interval, with_interval
 from skyctl.records.problem import Link, SharedResource
+from skyctl.schedule.joint_simulation import ends_together
 
 
 def hybrid_problem(speeds=(1.0,) * 4, **more):
@@ -36,10 +37,10 @@ def test_the_joint_sum_by_hand():
     model = HybridModel(hybrid_problem((1.0,) * 3, rate=50.0, microbatches=2))
     whole = (StageAssignment(0, 0, 2),)
     cut = (StageAssignment(1, 0, 1), StageAssignment(2, 1, 2))
-    step = model.step(Candidate((whole, cut), (1, 1)))
+    step = model.step(Draft((whole, cut), (1, 1)))
     # alone: 2 s forward, 4 s backward, layer 1 there at 4 s; cut: forward to 2 s, backward 4 s and 6 s
-    assert [play.ends_s for play in step.plays] == [(6.0,), (6.0, 4.0)]
-    assert [(group.start, group.stop, group.holders) for group in step.groups] == [
+    assert [model.ends_s(one) for one in step.candidate.pipelines] == [(6.0,), (6.0, 4.0)]
+    assert [(group.start, group.stop, group.holders) for group in step.candidate.sums] == [
         (0, 1, (0, 1)),
         (1, 2, (0, 2)),
     ]
@@ -53,7 +54,7 @@ def test_sums_of_two_groups_queue_on_a_shared_resource():
     shared = SharedResource(name="out", bandwidth_bytes_per_s=25.0, links=both)
     model = HybridModel(problem.model_copy(update={"shared": (shared,)}))
     cut = (StageAssignment(1, 0, 1), StageAssignment(2, 1, 2))
-    step = model.step(Candidate(((StageAssignment(0, 0, 2),), cut), (1, 1)))
+    step = model.step(Draft(((StageAssignment(0, 0, 2),), cut), (1, 1)))
     assert step.iteration_s == pytest.approx(12.0)  # layer 1 until 8 s, then layer 0 for 4 s
 
 
@@ -65,12 +66,13 @@ def test_messages_of_two_pipelines_queue_on_a_shared_resource():
     layers = [layer.model_copy(update={"output_bytes": 3.0}) for layer in problem.layers]
     model = HybridModel(problem.model_copy(update={"shared": (shared,), "layers": tuple(layers)}))
     first, second = ((StageAssignment(d, 0, 1), StageAssignment(d + 1, 1, 2)) for d in (0, 2))
-    candidate = Candidate((first, second), (1, 1))
-    alone = [model.play(placement, 1).ends_s for placement in candidate.placements]
+    draft = Draft((first, second), (1, 1))
+    alone = [model.play(placement, 1).ends.ends_s for placement in draft.placements]
     # forward 1 s, message 3 s, forward 1 s, backward 2 s, at once back, backward 2 s
     assert alone == [pytest.approx((9.0, 7.0))] * 2
-    step = model.step(candidate)
-    assert [play.ends_s for play in step.plays] == [pytest.approx((9.0, 7.0)), pytest.approx((12.0, 10.0))]
+    step = model.step(draft)
+    simulated = [model.simulated(one) for one in step.candidate.pipelines]
+    assert ends_together(simulated, alone) == [pytest.approx((9.0, 7.0)), pytest.approx((12.0, 10.0))]
     made = plan(model.problem, "optimal")
     assert verify(model.problem, made).ok
     assert made.certificate.value_s <= step.iteration_s
@@ -84,7 +86,7 @@ def test_one_stage_a_pipeline_is_data_parallelism(sync):
     whole = tuple(
         (StageAssignment(model.base.index(stage.device), 0, model.layers),) for stage in data.placed_stages
     )
-    step = model.step(Candidate(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
+    step = model.step(Draft(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
     assert step.iteration_s == pytest.approx(data.predicted.iteration_s, rel=1e-12)
     assert step.sync_s == pytest.approx(data.predicted.sync_s, rel=1e-12)
 
@@ -167,7 +169,7 @@ def test_more_devices_are_searched_for_as_long_as_is_said():
     whole = tuple(
         (StageAssignment(model.base.index(stage.device), 0, model.layers),) for stage in data.placed_stages
     )
-    step = model.step(Candidate(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
+    step = model.step(Draft(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
     assert step is None or made.predicted.iteration_s <= step.iteration_s * (1 + 1e-9)
 
 

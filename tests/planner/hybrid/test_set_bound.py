@@ -13,7 +13,7 @@ from skyctl.planner.hybrid.hybrid_model import HybridModel
 from skyctl.planner.hybrid.set_bound import _SetRelaxation, set_bound_s
 from skyctl.planner.iteration.relaxation import Relaxation
 from skyctl.planner.verification.hybrid_sets import prove_by_sets
-from skyctl.planner.verification.hybrid_step import CheckedHybrid
+from skyctl.planner.verification.step import CheckedStep
 
 SEED = 24_000
 
@@ -25,7 +25,7 @@ def test_never_above_the_best_hybrid_and_proved_again(i):
         best = plan(problem).certificate.value_s  # equal to brute force: test_hybrid_random_suite.py
     except InfeasibleError:
         return
-    step = CheckedHybrid(problem)
+    step = CheckedStep(problem)
     for value in (best, 1.5 * best):
         bound = set_bound_s(HybridModel(problem), value)
         assert 0 < bound <= best * (1 + 1e-9)
@@ -80,7 +80,7 @@ def test_out_of_time_or_too_many_devices_claims_nothing(monkeypatch):
     assert set_bound_s(HybridModel(problem), 1e3, late) == 0
     many = random_hybrid_problem(SEED, devices=(12, 12), layers=(6, 6), microbatches=(4, 4))
     assert set_bound_s(HybridModel(many), 1e3) == 0
-    assert prove_by_sets(CheckedHybrid(many), 1e-9).holds is None
+    assert prove_by_sets(CheckedStep(many), 1e-9).holds is None
 
 
 def test_a_bound_that_meets_the_plan_proves_it(monkeypatch):

@@ -42,7 +42,7 @@ def test_never_above_the_optimum(seed):
     if seed % 3 == 0:
         p = p.model_copy(update={"microbatches": p.microbatches + 10})
     try:
-        value = plan(p, time_limit_s=5).certificate.value_s
+        value = plan(p, time_limit_s=60).certificate.value_s
     except InfeasibleError:
         return
     bound = round_trip_bound.RoundTripBound(CostModel(p), value * 1.5).largest(0.0, value * 1.2)
@@ -109,7 +109,7 @@ def test_shapes_as_one_set_bound_much_and_hold_where_time_is_out(monkeypatch):
 @pytest.mark.parametrize("far", [0.3, 3.0])
 def test_every_set_of_shapes_lets_the_optimum_stand(sites, far):
     p = sited(sites, near=0.2, far=far, speeds=[2.0, 1.0, 3.0, 1.5, 1.0][: sum(sites)], layers=9)
-    made = plan(p, time_limit_s=20)
+    made = plan(p, time_limit_s=120)
     value, stages = made.certificate.value_s, len(made.stages)
     site = [g for g, size in enumerate(sites) for _ in range(size)]
     used = [site[int(stage.replicas[0].device[1])] for stage in made.stages]

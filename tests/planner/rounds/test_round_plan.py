@@ -11,8 +11,8 @@ from skyctl.errors import InfeasibleError, InputError, InvalidRecordError
 from skyctl.planner.api import plan, predict, verify
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import with_devices
+from skyctl.planner.rhythms import median_slowest_s
 from skyctl.planner.rounds.owner_plan import tied_groups
-from skyctl.planner.rounds.round_model import median_slowest_s
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem, Tie

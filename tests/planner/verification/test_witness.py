@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
-from tests.planner.planner_problems import brute_force, encoders, random_problem, repeated
+from tests.planner.planner_problems import brute_force, encoders, layer, random_problem, repeated
 
 from skyctl.planner.api import plan, verify
+from skyctl.planner.bottleneck.layer_prices import LayerPrices, price_bound_s, volume_bound_s
+from skyctl.planner.bottleneck.reach_table import ReachTable
+from skyctl.planner.cost_model import CostModel
 from skyctl.planner.verification import proof_by_witness
 from skyctl.planner.verification.problem_data import ProblemData
 from skyctl.records.plan import Plan, Witness
+from skyctl.records.problem import Device, Problem
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -87,3 +92,63 @@ def test_a_witness_that_does_not_prove_its_bound_is_refused() -> None:
     forged = forged.model_copy(update={"witness": equal})
     refused = verify(problem, made.model_copy(update={"certificate": forged}))
     assert [check.name for check in refused.checks if not check.ok] == ["bound"]
+
+
+def by_place(seed: int, devices: int, layers: int) -> Problem:
+    """Activations that bind, the more the nearer a stage is to the first."""
+    r = random.Random(seed)
+    parts = tuple(
+        layer(
+            i, r.uniform(1, 9), r.uniform(1, 3), r.uniform(0.2, 1.5), r.uniform(0.1, 1),
+            r.choice([0.0, r.uniform(0, 3)]),
+        )
+        for i in range(layers)
+    )  # fmt: skip
+    mean = sum(x.state_bytes + x.activation_bytes * min(16, devices) / 2 for x in parts) / devices
+    return Problem(
+        layers=parts,
+        devices=tuple(
+            Device(id=f"n{d}/cpu:0", flops_per_s=r.uniform(1, 4), memory_bytes=mean * r.uniform(1.1, 2.2))
+            for d in range(devices)
+        ),
+        microbatches=16,
+        objective="bottleneck",
+    )
+
+
+def crowded(seed: int, devices: int, layers: int) -> Problem:
+    """Little more memory than the activations of a good order need."""
+    r = random.Random(seed)
+    room = layers / devices * (1 + devices / 2)
+    return Problem(
+        layers=tuple(layer(i, r.uniform(1, 3), 1.0, r.uniform(1, 2)) for i in range(layers)),
+        devices=tuple(
+            Device(id=f"n{d}/cpu:0", flops_per_s=r.uniform(1, 4), memory_bytes=room * r.uniform(1.2, 1.7))
+            for d in range(devices)
+        ),
+        microbatches=16,
+        objective="bottleneck",
+    )
+
+
+@pytest.mark.parametrize(("seed", "devices", "layers"), [(1, 16, 70), (2, 22, 46), (3, 29, 42), (4, 18, 80)])
+def test_prices_by_place_prove_what_was_claimed_of_them(seed: int, devices: int, layers: int) -> None:
+    problem = crowded(seed, devices, layers)
+    reach = ReachTable(CostModel(problem))
+    theirs = LayerPrices(reach)
+    assert theirs.by_place
+    high = float(reach.work[:, -1].max())
+    bound, _ = price_bound_s(theirs, volume_bound_s(reach), high, time.perf_counter() + 0.4)
+    witness = theirs.witness(bound * (1 - 1e-9))
+    assert witness is not None
+    assert proof_by_witness.prove(ProblemData(problem), bound * (1 - 1e-9), witness).holds is True
+
+
+@pytest.mark.parametrize(("seed", "devices", "layers"), [(1, 18, 112), (2, 24, 60)])
+def test_bounds_of_plans_are_checked(seed: int, devices: int, layers: int) -> None:
+    """Too many devices to go through all subsets, and nothing repeats."""
+    problem = by_place(seed, devices, layers)
+    made = plan(problem, time_limit_s=0.5)
+    verdict = verify(problem, made)
+    assert verdict.ok
+    assert verdict.checks[-1].checked or "bound: CP-SAT" in made.certificate.method

@@ -1,5 +1,6 @@
 """DDP over Gloo, whose gradients a communication hook averages over the group that is asked for."""
 
+import gc
 import json
 import sys
 
@@ -30,4 +31,7 @@ for _ in range(5):
     optimizer.step()
     losses.append(loss.item())
 print(json.dumps(losses))
+del model, optimizer
+gc.collect()
+dist.barrier()  # else a rank of DDP over Gloo may abort as it ends (torch 2.13)
 dist.destroy_process_group()

@@ -6,21 +6,24 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.data.holder_costs import DataModel, HolderCost, chunk_bytes_at, message_factor
-from skyctl.planner.data.route_fill import fill_s
-from skyctl.planner.data.route_layouts import (
-    DeviceRoute,
-    Layout,
-    RouteUse,
-    busiest_byte_s,
-    children_of,
-    layouts_of,
-    use_of,
-)
+import numpy as np
+import numpy.typing as npt
+
+from skyctl.planner.candidate import Candidate, PlannedPipeline
+from skyctl.planner.cost_model import StageAssignment
+from skyctl.planner.data.holder_costs import HolderCost, HolderCosts
 from skyctl.planner.data.set_bounds import ONE_LINE
-from skyctl.planner.data.shares import level_in_parts_s, level_shares
 from skyctl.planner.data.tree_layouts import pack_set
+from skyctl.planner.evaluation import StageExecution
+from skyctl.planner.routes.layout_table import MOST_ORDERED
+from skyctl.planner.routes.route_fill import fill_s
+from skyctl.planner.routes.route_layouts import Layout, RouteUse, busiest_byte_s
+from skyctl.planner.step_costs import helpers_on
+from skyctl.planner.sum_costs import chunk_bytes_at, message_factor
 from skyctl.records.problem import Problem
+from skyctl.schedule.batch_shares import best_shares, level_in_parts_s
+
+Floats = npt.NDArray[np.float64]
 
 LEAST_GAIN, LEAST_GAIN_UNASKED = 1e-3, 0.05
 """Relative: trees that save less of a step are not taken in the place of a ring, a star or one device; the
@@ -38,29 +41,24 @@ class HolderGroup:
     """Holders and how they sum gradients, without shares: whatever the number of microbatches.
 
     Attributes:
-        layout: None where the routes come from a plan's record.
         byte_s: seconds that a byte of gradient takes on the busiest link, shared resource or helper.
         microbatch_s: by holder, t.
         extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e. With a delay it
             is ready for the next step after that, its optimizer and its processor's part of sums included.
-        chunk_bytes: of a message, at most.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
         beside_s: with a delay, what the whole sum takes, beside which the next step is computed; else 0.
-        edge_bytes: by holder, what it keeps for the edges of its routes (``DataModel.edge_bytes``).
     """
 
     holders: tuple[int, ...]
-    layout: Layout | None
+    layout: Layout
     costs: tuple[HolderCost, ...]
     use: RouteUse
     byte_s: float
     microbatch_s: tuple[float, ...]
     extra_s: tuple[float, ...]
-    chunk_bytes: int
     fill_s: float = 0.0
     delayed: bool = False
     beside_s: float = 0.0
-    edge_bytes: tuple[float, ...] = ()
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -94,13 +92,11 @@ class HolderGroup:
 
     def best_placement(self, microbatches: int, below_s: float = math.inf) -> DataPlacement | None:
         """The candidate with the best shares; None: too few microbatches, or no step below ``below_s``."""
-        least_s = level_in_parts_s(self.microbatch_s, self.extra_s, microbatches) + self.after_s
+        least_s = level_in_parts_s(microbatches, self.extra_s, self.microbatch_s) + self.after_s
         least_s = max(least_s, self.beside_s)
         if microbatches < len(self.holders) or least_s >= below_s:
             return None
-        shares = level_shares(self.microbatch_s, self.extra_s, microbatches)
-        assert shares is not None
-        placed = self.with_shares(shares)
+        placed = self.with_shares(best_shares(microbatches, self.extra_s, self.microbatch_s))
         return placed if placed.iteration_s < below_s else None
 
 
@@ -122,105 +118,71 @@ class DataPlacement:
         """The devices, in the order of ``shares``."""
         return self.group.holders
 
-    @property
-    def compute_s(self) -> tuple[float, ...]:
-        """By holder, of its layers and optimizer; with a delay also its processor's part of sums."""
-        group = self.group
-        more_s = group.extra_s if group.delayed else [cost.optimizer_s for cost in group.costs]
-        return tuple(m * t + e for m, t, e in zip(self.shares, group.microbatch_s, more_s, strict=True))
-
-    @property
-    def memory_bytes(self) -> tuple[float, ...]:
-        """What each holder needs, chunks included."""
-        pairs = zip(self.group.costs, self.group.edge_bytes, strict=True)
-        return tuple(cost.memory_bytes + edges for cost, edges in pairs)
-
-
-def processor_byte_s(model: DataModel, use: RouteUse, device: int, factor: float = 1.0) -> float:
-    """Seconds of the device's processor for a byte of gradient: adding, sending and receiving.
-
-    ``factor``: of sending and receiving (``message_factor``).
-    """
-    described = model.problem.devices[device]
-    adding_s = described.reduce_byte_s * use.added.get(device, 0.0)
-    return adding_s + factor * described.message_byte_s * use.passed.get(device, 0.0)
+    def candidate(self, model: HolderCosts) -> Candidate:
+        """One pipeline of one stage for each holder, and their sum."""
+        layers, group = model.layers, self.group
+        pipelines = tuple(
+            PlannedPipeline(
+                (StageAssignment(d, 0, layers),), StageExecution((1,), (0,), (cost.recompute,)), share
+            )
+            for d, share, cost in zip(self.holders, self.shares, group.costs, strict=True)
+        )
+        if len(pipelines) == 1:
+            return Candidate(pipelines)
+        return Candidate(pipelines, (model.group(0, layers, group.layout),))
 
 
-def helpers_on(use: RouteUse, holders: Sequence[int]) -> tuple[int, ...]:
-    """The devices that routes go over and that are no holders, ascending."""
-    return tuple(sorted(use.passed.keys() - set(holders)))
-
-
-def make_group(
-    model: DataModel,
-    holders: tuple[int, ...],
-    costs: Sequence[HolderCost],
-    routes: Sequence[DeviceRoute],
-    layout: Layout | None = None,
-    chunk_bytes: int | None = None,
-) -> HolderGroup:
-    """Holders of given costs that sum over these routes, whether they have the memory or not.
-
-    ``chunk_bytes``: of a message; None: as suits the busiest line.
-    """
-    use = use_of(routes, model.latency_s)
-    helping_s = [processor_byte_s(model, use, d) for d in helpers_on(use, holders)]
+def fitting_group(model: HolderCosts, layout: Layout) -> HolderGroup | None:
+    """The holders of a layout; None: one of them or a helper has no memory for it, or a pin forbids it."""
+    holders, children = layout.holders, layout.children()
+    costs = []
+    for d in holders:
+        cost = model.fitting_cost(d, children.get(d, 0))
+        if cost is None:
+            return None
+        costs.append(cost)
+    use = layout.use(model.latency_s)
+    helpers = helpers_on(use, holders)
+    if not all(model.may_help(d, children.get(d, 0)) for d in helpers):
+        return None
+    helping_s = [model.processor_byte_s(use, d) for d in helpers]
     byte_s = max(busiest_byte_s(use, model.byte_s, model.shared), *helping_s, 0.0)
     delayed = bool(model.problem.rhythm.delay)
     factor = message_factor(model.problem, byte_s)
-    busy_s = [processor_byte_s(model, use, d, factor) * model.total_bytes for d in holders]
+    busy_s = [model.processor_byte_s(use, d, factor) * model.total_bytes for d in holders]
     extra_s = tuple(
         # a gradient is under way while earlier layers are computed; adding and sending take processor time
         busy + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), busy)
         for busy, cost in zip(busy_s, costs, strict=True)
     )
-    times = tuple(cost.microbatch_s for cost in costs)
-    simple = layout is not None and not layout.trees  # a ring and a star fill no tree
-    chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s, model.passes)
-    filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
+    filled_s = 0.0  # a ring and a star fill no tree
+    if layout.trees:
+        chunk_bytes = chunk_bytes_at(byte_s, model.passes)
+        filled_s = fill_s(model, layout.trees, holders, model.total_bytes, chunk_bytes)
     beside_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
-    edges = tuple(model.edge_bytes(use.children.get(d, 0)) for d in holders)
+    times = tuple(cost.microbatch_s for cost in costs)
     return HolderGroup(
-        holders,
-        layout,
-        tuple(costs),
-        use,
-        byte_s,
-        times,
-        extra_s,
-        chunk_bytes,
-        filled_s,
-        delayed,
-        beside_s,
-        edges,
+        holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s, delayed, beside_s
     )
 
 
-def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
-    """The holders of a layout; None: one of them or a helper has no memory for it, or a pin forbids it."""
-    routes = layout.routes()
-    children = children_of(routes)
-    costs = []
-    for d in layout.holders:
-        cost = model.fitting_cost(d, children.get(d, 0))
-        if cost is None:
-            return None
-        costs.append(cost)
-    group = make_group(model, layout.holders, costs, routes, layout)
-    return group if all(model.may_help(d, children.get(d, 0)) for d in group.helpers) else None
-
-
-def fitting_groups(model: DataModel, holders: tuple[int, ...]) -> Iterator[HolderGroup]:
-    """The ways for these holders to sum that fit in memory: in a ring, in a star at each.
+def fitting_groups(model: HolderCosts, holders: tuple[int, ...]) -> Iterator[HolderGroup]:
+    """The ways for these holders to sum that fit in memory: in rings, in a star at each.
 
     Those of them that the problem's ``sync`` leaves (``server``: at each helper as well); packed trees are
     looked for elsewhere.
     """
-    helpers = model.helpers_of(holders) if model.problem.sync == "server" else ()
-    return _fitting(model, layouts_of(holders, model.problem.sync, helpers))
+    layouts = (Layout(holders),) if len(holders) == 1 else model.layouts.terms(holders).layouts
+    return _fitting(model, (*layouts, *_helped_stars(model, holders)))
 
 
-def fitting_trees(model: DataModel, holders: tuple[int, ...], deadline: float) -> Iterator[HolderGroup]:
+def _helped_stars(model: HolderCosts, holders: tuple[int, ...]) -> Iterator[Layout]:
+    """Stars at helpers, which ``server`` may have."""
+    if model.problem.sync == "server" and len(holders) > 1:
+        yield from (Layout(holders, root) for root in model.helpers_of(holders))
+
+
+def fitting_trees(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> Iterator[HolderGroup]:
     """The packed trees of two holders or more that fit in their memory.
 
     None where the problem's ``sync`` asks for a ring or a star. ``deadline``: as in ``pack_set``.
@@ -230,12 +192,12 @@ def fitting_trees(model: DataModel, holders: tuple[int, ...], deadline: float) -
     return _fitting(model, pack_set(model, holders, deadline).layouts)
 
 
-def _fitting(model: DataModel, layouts: Iterable[Layout]) -> Iterator[HolderGroup]:
+def _fitting(model: HolderCosts, layouts: Iterable[Layout]) -> Iterator[HolderGroup]:
     groups = (fitting_group(model, layout) for layout in layouts)
     return (group for group in groups if group is not None)
 
 
-def asked_groups(model: DataModel, holders: tuple[int, ...], deadline: float) -> list[HolderGroup]:
+def asked_groups(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> list[HolderGroup]:
     """All ways to sum that the problem's ``sync`` asks for and that fit; see ``fitting_trees``."""
     trees = list(fitting_trees(model, holders, deadline))
     if model.problem.sync == "trees" and trees:
@@ -256,9 +218,55 @@ def best_of_groups(
 
 
 def best_of_set(
-    model: DataModel, holders: tuple[int, ...], below_s: float = math.inf
+    model: HolderCosts, holders: tuple[int, ...], below_s: float = math.inf
 ) -> DataPlacement | None:
     """The best candidate with just these holders and a step of less than ``below_s``; None: there is none."""
     if model.microbatches < len(holders):
         return None
-    return best_of_groups(fitting_groups(model, holders), model.microbatches, below_s)
+    costs = [model.fitting_cost(d) for d in holders]
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(costs):
+        return None
+    if len(holders) == 1:
+        return best_of_groups(fitting_groups(model, holders), model.microbatches, below_s)
+    terms = model.layouts.terms(holders)
+    floors_s = floors_of(model, known, terms.byte_s, terms.latency_s)
+    best = None
+    for k in np.argsort(floors_s, kind="stable").tolist():
+        if floors_s[k] >= below_s:
+            break
+        group = fitting_group(model, terms.layouts[k])
+        placed = None if group is None else group.best_placement(model.microbatches, below_s)
+        if placed is not None:
+            best, below_s = placed, placed.iteration_s
+    helped = best_of_groups(_fitting(model, _helped_stars(model, holders)), model.microbatches, below_s)
+    return helped or best
+
+
+def floors_of(model: HolderCosts, costs: Sequence[HolderCost], byte_s: Floats, latency_s: Floats) -> Floats:
+    """By layout, what no step of these holders is below, processors' part of sums left out.
+
+    Args:
+        costs: of the holders.
+        byte_s, latency_s: by layout, seconds a byte takes and seconds of latency.
+    """
+    times = [cost.microbatch_s for cost in costs]
+    optimizers = [cost.optimizer_s for cost in costs]
+    sums_s = model.total_bytes * byte_s
+    if model.problem.rhythm.delay:
+        return np.maximum(level_in_parts_s(model.microbatches, optimizers, times), sums_s + latency_s)
+    level_s = level_in_parts_s(model.microbatches, [0.0] * len(costs), times)
+    hidden_s = max(cost.exposure.hidden_s for cost in costs)
+    return level_s + np.maximum(0.0, sums_s - hidden_s) + latency_s + max(optimizers)
+
+
+def may_miss_ring(model: HolderCosts, holders: tuple[int, ...], below_s: float) -> bool:
+    """Whether a ring that was not looked at might have a step of less than ``below_s``."""
+    if len(holders) <= MOST_ORDERED:
+        return False
+    least = model.layouts.terms(holders).least_ring
+    costs = [cost for d in holders if (cost := model.fitting_cost(d)) is not None]
+    if least is None or len(costs) < len(holders):
+        return False
+    byte_s, latency_s = (np.array([one]) for one in least)
+    return bool(floors_of(model, costs, byte_s, latency_s)[0] < below_s)

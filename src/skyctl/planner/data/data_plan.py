@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.planner.data.data_placement import (
@@ -13,36 +14,30 @@ from skyctl.planner.data.data_placement import (
     asked_groups,
     fitting_group,
     least_gain,
-    make_group,
 )
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.holder_shortage import (
     raise_if_short,
     raise_no_holder,
     raise_too_few_microbatches,
 )
-from skyctl.planner.data.route_layouts import Layout, make_sync, read_routes
 from skyctl.planner.data.route_search import search_routes
 from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.set_search import SetSearch, best_alone, search_all, search_greedy
-from skyctl.planner.data.stale_plan import predict_stale, star_problem, with_server
 from skyctl.planner.data.unused_holders import explain_unused
-from skyctl.planner.plan_record import make_certificate
-from skyctl.records.plan import (
-    Certificate,
-    Pipeline,
-    PlacedStage,
-    Plan,
-    Prediction,
-    ReplicaPrediction,
-    Strategy,
-    Witness,
-)
+from skyctl.planner.plan_record import make_certificate, make_plan
+from skyctl.planner.requirements import as_planned
+from skyctl.planner.routes.route_layouts import Layout
+from skyctl.planner.stale_workers import root_of
+from skyctl.planner.step import play
+from skyctl.records.plan import Certificate, Plan, Strategy, Witness
 from skyctl.records.problem import Problem
 
 ALONE_METHOD = "the fastest device that holds all layers"
 ASSIGNED_S = 10.0
 """Seconds to pack trees for a user's own shares, at most."""
+SEARCH_SHARE = 0.9
+"""Of the time, until when plans are looked for; what is left is for why devices are unused."""
 GREEDY_METHOD = "water-filling over greedy sets"
 ROUTES_WORDS = {
     "auto": "all routes",
@@ -52,6 +47,21 @@ ROUTES_WORDS = {
     "server": "stars, helpers' as well",
 }
 """By a problem's ``sync``: what the certificate speaks of."""
+SERVER_METHOD = "as for sums, then played with measured steps"
+
+
+class TimeLimit(NamedTuple):
+    """When a plan was begun, and until when it is searched for and explained; of ``time.perf_counter``."""
+
+    began: float
+    search_until: float
+    until: float
+
+    @classmethod
+    def of(cls, seconds: float) -> TimeLimit:
+        """From now on, with a part left for the reasons."""
+        began = time.perf_counter()
+        return cls(began, began + SEARCH_SHARE * seconds, began + seconds)
 
 
 def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
@@ -61,24 +71,24 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
         InputError: the problem's schedule or objective is one of pipelines.
         InfeasibleError: no device can hold all layers (``even``: one of them can't, or gets no microbatch).
     """
-    began = time.perf_counter()
-    problem = star_problem(problem)
-    model = DataModel(problem)
+    problem = as_planned(problem)
+    limit = TimeLimit.of(time_limit_s)
+    model = HolderCosts(problem)
     if strategy == "even":
-        even = _even(model, began + time_limit_s)
-        return _made_plan(model, strategy, even, f"equal shares, {_routes_word(even)}", began)
+        even = _even(model, limit.search_until)
+        return _made_plan(model, strategy, even, f"equal shares, {_routes_word(even)}", limit)
     if strategy == "alone":
         alone = best_alone(model)
         if alone is None:
             raise_no_holder(model)
-        return _made_plan(model, strategy, alone, ALONE_METHOD, began)
-    found = _search(model, strategy, began + time_limit_s)
+        return _made_plan(model, strategy, alone, ALONE_METHOD, limit)
+    found = _search(model, strategy, limit.search_until)
     if found.best is None:
         raise_no_holder(model)
-    return _made_plan(model, strategy, found.best, _method(problem, strategy, found), began, found)
+    return _made_plan(model, strategy, found.best, _method(problem, strategy, found), limit, found)
 
 
-def _search(model: DataModel, strategy: Strategy, deadline: float) -> SetSearch:
+def _search(model: HolderCosts, strategy: Strategy, deadline: float) -> SetSearch:
     if model.problem.sync in ONE_LINE:
         return (search_greedy if strategy == "heuristic" else search_all)(model, deadline)
     return search_routes(model, deadline, prove=strategy == "optimal")
@@ -98,7 +108,7 @@ def _method(problem: Problem, strategy: Strategy, found: SetSearch) -> str:
 def _routes_word(placed: DataPlacement) -> str:
     """What a candidate sums over, in a word."""
     layout = placed.group.layout
-    if layout is None or layout.trees:
+    if layout.trees:
         return "trees"
     return "a ring" if layout.root is None else "a star"
 
@@ -110,9 +120,9 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
         InputError: unknown or repeated device, a share below 1, or shares that are not the step's in sum.
         InfeasibleError: a device's memory or a pin does not allow it.
     """
-    began = time.perf_counter()
-    problem = star_problem(problem)
-    model = DataModel(problem)
+    limit = TimeLimit.of(ASSIGNED_S)
+    problem = as_planned(problem)
+    model = HolderCosts(problem)
     shares: dict[int, int] = {}
     for item in assignment:
         if not (isinstance(item, tuple | list) and [type(part) for part in item] == [str, int]):
@@ -141,15 +151,15 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
             hint=f"change a share by {abs(model.microbatches - total)}, or the number with --microbatches",
         )
     holders = tuple(sorted(shares))
-    groups = asked_groups(model, holders, began + ASSIGNED_S)
+    groups = asked_groups(model, holders, limit.search_until)
     best = _best_routes(model, groups, [shares[d] for d in holders])
     if best is None:
         raise_if_short(model, Layout(holders), "the assignment")
-    return _made_plan(model, "assigned", best, "as assigned", began)
+    return _made_plan(model, "assigned", best, "as assigned", limit)
 
 
 def _best_routes(
-    model: DataModel, groups: Sequence[HolderGroup], shares: Sequence[int]
+    model: HolderCosts, groups: Sequence[HolderGroup], shares: Sequence[int]
 ) -> DataPlacement | None:
     """The fastest way of these to sum, with those shares; None: there is none."""
     made = [group.with_shares(shares) for group in groups]
@@ -158,11 +168,10 @@ def _best_routes(
 
 def _weighed_s(gain: float, placed: DataPlacement) -> float:
     """A step's seconds; trees' count more, so that a ring or a star that is hardly slower is taken."""
-    layout = placed.group.layout
-    return placed.iteration_s * (1 + gain if layout is not None and layout.trees else 1)
+    return placed.iteration_s * (1 + gain if placed.group.layout.trees else 1)
 
 
-def _even(model: DataModel, deadline: float) -> DataPlacement:
+def _even(model: HolderCosts, deadline: float) -> DataPlacement:
     """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement.
 
     Helpers hold nothing, and a ring has none. Where the problem's ``sync`` asks for other routes, it is over
@@ -192,16 +201,19 @@ def _even(model: DataModel, deadline: float) -> DataPlacement:
 
 
 def _made_plan(
-    model: DataModel,
+    model: HolderCosts,
     strategy: Strategy,
     placed: DataPlacement,
     method: str,
-    began: float,
+    limit: TimeLimit,
     found: SetSearch | None = None,
 ) -> Plan:
     """The plan's record, with its certificate and why devices are unused.
 
-    ``found``: the search that it comes from.
+    Holders, root and shares of a parameter server are those of the best star that sums, which has the same
+    work and the same lines; its steps are then played, and nothing is proved of them.
+
+    ``found``: the search that the placement comes from.
     """
     proved = found if strategy == "optimal" else None
     proof = make_certificate(
@@ -209,108 +221,23 @@ def _made_plan(
         None if proved is None else proved.bound_s,
         proved=proved is not None and proved.complete,
         method=method,
-        wall_s=time.perf_counter() - began,
+        wall_s=time.perf_counter() - limit.began,
     )
     if found is not None and found.prices:
         proof = proof.model_copy(update={"witness": Witness(route_prices=found.prices)})
-    layout = placed.group.layout
-    assert layout is not None
-    made = _record(model, strategy, placed, proof, layout)
-    return with_server(model, placed, made) if model.problem.rhythm.is_stale else made
-
-
-def _record(
-    model: DataModel, strategy: Strategy, placed: DataPlacement, proof: Certificate, layout: Layout
-) -> Plan:
-    layers = len(model.problem.layers)
-    pipelines = tuple(
-        Pipeline(
-            stages=(
-                PlacedStage(start=0, stop=layers, device=model.ids[d], in_flight=1, recompute=cost.recompute),
-            ),
-            microbatches=share,
-        )
-        for d, share, cost in zip(placed.holders, placed.shares, placed.group.costs, strict=True)
+    unused = explain_unused(model, strategy, placed, proof, limit.until)
+    candidate = placed.candidate(model)
+    if not model.problem.rhythm.is_stale or not candidate.sums:
+        return make_plan(model, strategy, play(model, candidate), proof, unused)
+    root = candidate.pipelines[root_of(candidate)]
+    others = (one for one in candidate.pipelines if one != root)
+    step = play(model, candidate._replace(pipelines=(root, *others)))
+    served = Certificate(
+        status="feasible",
+        value_s=step.iteration_s,
+        lower_bound_s=None,
+        gap=None,
+        method=f"{method}; {SERVER_METHOD}",
+        wall_s=proof.wall_s,
     )
-    return Plan(
-        form="grid" if len(pipelines) == 1 else "pipelines",
-        strategy=strategy,
-        problem=model.problem,
-        pipelines=pipelines,
-        unused=explain_unused(model, strategy, placed, proof),
-        predicted=_prediction(model, placed),
-        certificate=proof,
-        sync=make_sync(
-            layout,
-            model.ids,
-            layers,
-            format=model.problem.sync_format,
-            uncompressed_steps=model.problem.sync_uncompressed_steps,
-            chunk_bytes=placed.group.chunk_bytes,
-        ),
-    )
-
-
-def _prediction(model: DataModel, placed: DataPlacement) -> Prediction:
-    busy = zip(placed.holders, placed.compute_s, placed.memory_bytes, strict=True)
-    return Prediction(
-        iteration_s=placed.iteration_s,
-        bottleneck_s=max(cost.layers_s for cost in placed.group.costs),
-        sync_s=max(0.0, placed.sync_s),
-        replicas=tuple(
-            ReplicaPrediction(
-                device=model.ids[d],
-                compute_s=busy_s,
-                idle_s=max(0.0, placed.iteration_s - busy_s),
-                memory_bytes=need,
-            )
-            for d, busy_s, need in busy
-        ),
-    )
-
-
-def predict_data(problem: Problem, plan: Plan) -> Prediction:
-    """What a plan of data parallelism would take on ``problem``, over the routes that its record has.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    model = DataModel(problem)
-    placed = read_data_placement(model, plan)
-    if problem.rhythm.is_stale and len(placed.holders) > 1:
-        return predict_stale(model, placed)
-    return _prediction(model, placed)
-
-
-def read_data_placement(model: DataModel, plan: Plan) -> DataPlacement:
-    """The candidate that a plan's record is.
-
-    Raises:
-        InputError: it names devices that the problem lacks, has another number of microbatches or layers, a
-            pipeline of several stages, or a sync over other layers.
-    """
-    index = {name: d for d, name in enumerate(model.ids)}
-    layers = len(model.problem.layers)
-    holders, shares, costs = [], [], []
-    for number, pipeline in enumerate(plan.pipelines):
-        if len(pipeline.stages) != 1:
-            raise InputError(
-                f"pipeline {number} has {len(pipeline.stages)} stages; the problem asks for devices that "
-                "hold all layers each",
-                hint="plan it with --parallel pipeline",
-            )
-        stage = pipeline.stages[0]
-        if stage.device not in index:
-            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
-        if stage.stop != layers:
-            raise InputError(f"the plan covers {stage.stop} layers, the problem has {layers}")
-        holders.append(index[stage.device])
-        shares.append(pipeline.microbatches)
-        costs.append(model.cost(index[stage.device], recompute=stage.recompute))
-    if sum(shares) != model.microbatches:
-        raise InputError(
-            f"the plan's pipelines take {sum(shares)} microbatches, the problem has {model.microbatches}"
-        )
-    routes = read_routes(plan.sync, index, layers)
-    chunk_bytes = None if plan.sync is None else plan.sync.chunk_bytes
-    return make_group(model, tuple(holders), costs, routes, chunk_bytes=chunk_bytes).with_shares(shares)
+    return make_plan(model, strategy, step, served, unused)

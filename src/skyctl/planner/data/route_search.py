@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 
 from skyctl.planner.data.data_placement import HolderGroup, best_of_groups, fitting_group, least_gain
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.set_bounds import cut_byte_s, set_bound_s
 from skyctl.planner.data.set_search import (
     ROUNDING,
@@ -27,7 +27,7 @@ MOST_NEAR = 12
 """Holders up to which sets that are near the best one are packed, too."""
 
 
-def search_routes(model: DataModel, deadline: float, *, prove: bool) -> SetSearch:
+def search_routes(model: HolderCosts, deadline: float, *, prove: bool) -> SetSearch:
     """The best set in a ring, a star or packed trees (with the problem's ``sync`` "trees": in trees alone).
 
     Args:
@@ -83,7 +83,7 @@ class _RouteSearch:
         packed = self.packed[holders] = pack_set(self.model, holders, until)
         assert self.incumbent.best is not None
         layout = self.incumbent.best.group.layout
-        gain = ROUNDING if layout is not None and layout.trees else least_gain(self.model.problem)
+        gain = ROUNDING if layout.trees else least_gain(self.model.problem)
         limit_s = self._best_s * (1 - gain)
         placed = best_of_groups(self._groups(packed), self.model.microbatches, limit_s)
         self.incumbent.best = placed or self.incumbent.best
@@ -136,7 +136,6 @@ class _RouteSearch:
         """Puts the best set's trees in the place of its ring or star."""
         best = self.incumbent.best
         assert best is not None
-        assert best.group.layout is not None
         if len(best.holders) == 1 or best.group.layout.trees:
             return
         if best.holders not in self.packed:

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skyctl.planner.data.holder_costs import DataModel, message_factor
-from skyctl.planner.data.line_rates import line_byte_s, lines_rate
-from skyctl.planner.data.shares import level_shares
+from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.sum_costs import message_factor
+from skyctl.schedule.batch_shares import best_shares
 
 ONE_LINE = ("ring", "star", "server")
 """Of ``Problem.sync``: where every byte that a device sends, or receives, goes over one of its lines."""
 
 
-def least_byte_s(model: DataModel, device: int, others: Sequence[int]) -> float:
+def least_byte_s(model: HolderCosts, device: int, others: Sequence[int]) -> float:
     """Seconds that a byte takes at least, if the device is one of several holders among ``others``.
 
     Every holder sends each byte once at least, and receives it once.
@@ -27,13 +27,13 @@ def least_byte_s(model: DataModel, device: int, others: Sequence[int]) -> float:
     Args:
         others: all that may hold or help beside it.
     """
-    out, back = [(device, x) for x in others], [(x, device) for x in others]
     if model.problem.sync in ONE_LINE:
-        return max(min(line_byte_s(model, *pair) for pair in pairs) for pairs in (out, back))
-    return max(1 / lines_rate(model, out), 1 / lines_rate(model, back))
+        there = np.asarray(others, dtype=np.int64)
+        return float(max(model.line_table[device, there].min(), model.line_table[there, device].min()))
+    return max(1 / model.lines_rate(device, others), 1 / model.lines_rate(device, others, arriving=True))
 
 
-def cut_byte_s(model: DataModel, holders: Sequence[int]) -> float:
+def cut_byte_s(model: HolderCosts, holders: Sequence[int]) -> float:
     """Seconds that a byte takes at least on its way among two holders or more, whatever the routes.
 
     Each holder's lines, to other holders and to those that may help; and all lines together, helpers' as
@@ -43,14 +43,14 @@ def cut_byte_s(model: DataModel, holders: Sequence[int]) -> float:
     rates: list[list[float]] = [[], []]
     for d in there:
         others = [x for x in there if x != d]
-        rates[0].append(lines_rate(model, [(d, x) for x in others]))
-        rates[1].append(lines_rate(model, [(x, d) for x in others]))
+        rates[0].append(model.lines_rate(d, others))
+        rates[1].append(model.lines_rate(d, others, arriving=True))
     least = [1 / min(each[: len(holders)]) for each in rates]
     sent = 2 * (len(holders) - 1)
     return max(*least, *(sent / math.fsum(each) for each in rates))
 
 
-def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> float:
+def set_bound_s(model: HolderCosts, holders: Sequence[int], byte_s: float) -> float:
     """The least step of these holders, each with a microbatch or more, if a byte takes ``byte_s`` or more.
 
     Infinite where there are fewer microbatches.
@@ -64,9 +64,9 @@ def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> floa
         passed_s = 2 * factor * model.problem.devices[d].message_byte_s * model.total_bytes
         extras.append(passed_s + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), passed_s))
         optimizers.append(cost.optimizer_s)
-    shares = level_shares(times, extras, model.microbatches)
-    if shares is None:
+    if model.microbatches < len(times):
         return math.inf
+    shares = best_shares(model.microbatches, extras, times)
     level_s = max(m * t + e for m, t, e in zip(shares, times, extras, strict=True))
     latency_s = _least_latency_s(model, holders)
     if delayed:
@@ -74,10 +74,10 @@ def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> floa
     return level_s + latency_s + max(optimizers)
 
 
-def _least_latency_s(model: DataModel, holders: Sequence[int]) -> float:
+def _least_latency_s(model: HolderCosts, holders: Sequence[int]) -> float:
     """Of any route: from every holder there is a way to the root, and one back, over helpers as well."""
     there, count = (*holders, *model.helpers_of(holders)), len(holders)
-    away_s = np.array([[model.latency_s.get((a, b), 0.0) if a != b else 0.0 for b in there] for a in there])
+    away_s = model.latency_table[np.ix_(there, there)]
     for over in range(len(there)):  # Floyd 1962
         away_s = np.minimum(away_s, away_s[:, over, None] + away_s[None, over, :])
     return float((away_s[:count].max(axis=0) + away_s[:, :count].max(axis=1)).min())

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group
-from skyctl.planner.data.holder_costs import DataModel, message_factor
-from skyctl.planner.data.line_rates import line_byte_s
-from skyctl.planner.data.route_layouts import Layout
+from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group, may_miss_ring
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.set_bounds import least_byte_s
-from skyctl.planner.data.shares import level_in_parts_s, level_shares
+from skyctl.planner.routes.route_layouts import Layout
+from skyctl.planner.sum_costs import message_factor
 from skyctl.records.sync import RoutePrices
+from skyctl.schedule.batch_shares import best_shares, level_in_parts_s
 
 ROUNDING = 1e-12
 MOST_PREFIXES = 24
@@ -40,7 +40,7 @@ class SetSearch:
     packed: int = 0
 
 
-def best_alone(model: DataModel) -> DataPlacement | None:
+def best_alone(model: HolderCosts) -> DataPlacement | None:
     """The fastest of the devices that can hold all layers, alone; None: none can."""
     best, below_s = None, math.inf
     for d in range(len(model.ids)):
@@ -61,7 +61,7 @@ class Incumbent:
         bound_s: what no plan can be faster than.
     """
 
-    def __init__(self, model: DataModel) -> None:
+    def __init__(self, model: HolderCosts) -> None:
         self.model = model
         costs = {d: model.fitting_cost(d) for d in range(len(model.ids))}
         self.microbatch_s = {d: cost.microbatch_s for d, cost in costs.items() if cost is not None}
@@ -88,7 +88,7 @@ class Incumbent:
         self._seen.add(holders)
         times = [self.microbatch_s[d] for d in holders]
         extras = [self.extra_s[d] for d in holders]
-        least_s = level_in_parts_s(times, extras, self.model.microbatches)
+        least_s = level_in_parts_s(self.model.microbatches, extras, times)
         if max(least_s, *(self.beside_s[d] for d in holders)) >= self.best.iteration_s:
             return False
         found = best_of_set(self.model, holders, self.best.iteration_s)
@@ -100,8 +100,7 @@ class Incumbent:
         group = fitting_group(self.model, Layout(holders, root))
         if group is None or self.best is None:
             return
-        shares = level_shares(group.microbatch_s, group.extra_s, self.model.microbatches, least=0)
-        assert shares is not None
+        shares = best_shares(self.model.microbatches, group.extra_s, group.microbatch_s, least=0)
         kept = tuple(d for d, m in zip(holders, shares, strict=True) if m or d == root)
         if len(kept) < 2:
             return
@@ -110,7 +109,7 @@ class Incumbent:
         self.best = group.best_placement(self.model.microbatches, self.best.iteration_s) or self.best
 
 
-def search_greedy(model: DataModel, deadline: float) -> SetSearch:
+def search_greedy(model: HolderCosts, deadline: float) -> SetSearch:
     """The best of sets that grow in a few orders, and around each root, improved by one device at a time.
 
     ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
@@ -140,7 +139,7 @@ def improve_greedily(incumbent: Incumbent, deadline: float) -> None:
                 return
 
 
-def search_all(model: DataModel, deadline: float) -> SetSearch:
+def search_all(model: HolderCosts, deadline: float) -> SetSearch:
     """The best of all sets where they are few and there is time; else the greedy one, with a lower bound.
 
     In a ring, or in stars; where trees may be packed, ``route_search``.
@@ -157,7 +156,7 @@ def search_all(model: DataModel, deadline: float) -> SetSearch:
     if complete:
         for holders in chain.from_iterable(combinations(usable, size) for size in range(2, most + 1)):
             incumbent.improve(holders)
-            if time.perf_counter() > deadline:
+            if time.perf_counter() > deadline or may_miss_ring(model, holders, incumbent.best.iteration_s):
                 complete = False
                 break
     if complete:
@@ -199,7 +198,7 @@ def _growing_stars(incumbent: Incumbent) -> Iterator[tuple[tuple[int, ...], int]
     for root, holds in roots if model.microbatches > 1 else ():
 
         def line_s(d: int, root: int = root) -> float:
-            return max(line_byte_s(model, d, root), line_byte_s(model, root, d))
+            return max(model.line_byte_s(d, root), model.line_byte_s(root, d))
 
         order = sorted((d for d in usable if d != root), key=lambda d: (line_s(d), d))
         for count in range(1, len(order) + step, step):
@@ -221,7 +220,7 @@ def neighbours(incumbent: Incumbent, holders: tuple[int, ...]) -> Iterator[tuple
                 yield tuple(sorted((*rest, other)))
 
 
-def least_extras_s(model: DataModel, usable: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
+def least_extras_s(model: HolderCosts, usable: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
     """By usable device, the least seconds of a step besides its microbatches, in any set of two or more.
 
     Latency, its own optimizer, and its processor's part come to what its lines take (``least_byte_s``). With
@@ -237,8 +236,7 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> tuple[dict[int, f
             out[d] = math.inf
             continue
         byte_s = least_byte_s(model, d, others)
-        latency_s = min(model.latency_s.get((d, other), 0.0) for other in others)
-        latency_s += min(model.latency_s.get((other, d), 0.0) for other in others)
+        latency_s = float(model.latency_table[d, others].min() + model.latency_table[others, d].min())
         factor = message_factor(model.problem, byte_s)
         passed_s = 2 * factor * model.problem.devices[d].message_byte_s * model.total_bytes
         if model.problem.rhythm.delay:
@@ -273,6 +271,5 @@ def _level_s(incumbent: Incumbent, devices: Sequence[int]) -> float:
     """The least step in which these compute all microbatches, each with its own least extras."""
     times = [incumbent.microbatch_s[d] for d in devices]
     extras = [incumbent.extra_s[d] for d in devices]
-    shares = level_shares(times, extras, incumbent.model.microbatches, least=0)
-    assert shares is not None
+    shares = best_shares(incumbent.model.microbatches, extras, times, least=0)
     return max(m * t + e for m, t, e in zip(shares, times, extras, strict=True) if m)

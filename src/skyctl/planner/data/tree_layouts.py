@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import permutations
+from functools import cache
 from typing import NamedTuple
 
 from skyctl.errors import InputError
-from skyctl.planner.data.holder_costs import DataModel, chunk_bytes_at
-from skyctl.planner.data.line_rates import line_byte_s
-from skyctl.planner.data.route_layouts import DeviceRoute, Layout, Pair, busiest_byte_s, use_of
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.routes.quick_trees import quickest_trees
 from skyctl.planner.routes.route_choice import route_choices
+from skyctl.planner.routes.route_layouts import DeviceRoute, Layout, Pair
 from skyctl.planner.routes.route_network import RouteNetwork, RouteShare, Shared, Tree
 from skyctl.planner.routes.tree_packing import Packing, pack_trees
+from skyctl.planner.sum_costs import chunk_bytes_at
 from skyctl.records.sync import LinkPrice, ProcessorPrice, RoutePrices
 
-MOST_RING_HOLDERS = 7
-"""Holders up to which rings in every order are looked at."""
 PRICE_ROUNDING = 1e-12
 """A bound is claimed that much lower, relative, than its prices prove: sums round."""
 
@@ -42,7 +40,7 @@ class PackedSet(NamedTuple):
     prices: RoutePrices | None
 
 
-def pack_set(model: DataModel, holders: tuple[int, ...], deadline: float) -> PackedSet:
+def pack_set(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> PackedSet:
     """Packed trees of two holders or more; where adding binds, also ones that spare processors.
 
     First without helpers, so that those are there too where a helper saves little.
@@ -50,9 +48,10 @@ def pack_set(model: DataModel, holders: tuple[int, ...], deadline: float) -> Pac
     ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
     """
 
+    @cache
     def edge_s(pair: Pair) -> float:
         a, b = there[pair[0]], there[pair[1]]
-        byte_s = line_byte_s(model, a, b)
+        byte_s = model.line_byte_s(a, b)
         piece_bytes = min(chunk_bytes_at(byte_s, model.passes), model.total_bytes)
         return model.latency_s.get((a, b), 0.0) + piece_bytes * byte_s
 
@@ -72,7 +71,7 @@ def pack_set(model: DataModel, holders: tuple[int, ...], deadline: float) -> Pac
 
 
 def _packings(
-    model: DataModel,
+    model: HolderCosts,
     holders: tuple[int, ...],
     helpers: tuple[int, ...],
     deadline: float,
@@ -101,7 +100,7 @@ def _own(packing: Packing) -> tuple[Tree, ...]:
 
 
 def _without_far_links(
-    model: DataModel, there: Sequence[int], network: RouteNetwork, byte_s: float
+    model: HolderCosts, there: Sequence[int], network: RouteNetwork, byte_s: float
 ) -> RouteNetwork | None:
     """The network without links whose latency alone is more than all bytes take; None: there are none."""
     kept = {
@@ -113,7 +112,7 @@ def _without_far_links(
 
 
 def route_network(
-    model: DataModel, holders: Sequence[int], helpers: Sequence[int] = (), *, processors: bool = False
+    model: HolderCosts, holders: Sequence[int], helpers: Sequence[int] = (), *, processors: bool = False
 ) -> RouteNetwork:
     """What routes among these holders, over these helpers, may use; what has no link is free.
 
@@ -148,7 +147,7 @@ def _device_route(route: RouteShare, there: Sequence[int]) -> DeviceRoute:
     return DeviceRoute(route.share, there[tree.root], up, down)
 
 
-def _prices(model: DataModel, holders: Sequence[int], packing: Packing) -> RoutePrices | None:
+def _prices(model: HolderCosts, holders: Sequence[int], packing: Packing) -> RoutePrices | None:
     """A packing's prices by the problem's names and order."""
     if packing.bound_byte_s <= 0:
         return None
@@ -174,15 +173,3 @@ def _prices(model: DataModel, holders: Sequence[int], packing: Packing) -> Route
         shared=tuple(shared),
         processors=tuple(processors),
     )
-
-
-def best_ring_byte_s(model: DataModel, holders: Sequence[int]) -> float:
-    """Seconds a byte of the fastest ring one way around the holders, in any order where they are few."""
-    if len(holders) > MOST_RING_HOLDERS:
-        return _ring_byte_s(model, tuple(holders))
-    first, *others = holders
-    return min(_ring_byte_s(model, (first, *order)) for order in permutations(others))
-
-
-def _ring_byte_s(model: DataModel, order: tuple[int, ...]) -> float:
-    return busiest_byte_s(use_of(Layout(order).routes(), {}), model.byte_s, model.shared)

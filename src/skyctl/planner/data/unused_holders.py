@@ -12,8 +12,9 @@ from skyctl.planner.data.data_placement import (
     best_of_groups,
     fitting_groups,
 )
-from skyctl.planner.data.holder_costs import MOST_HELPERS, DataModel
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.holder_shortage import shortage_words
+from skyctl.planner.sum_costs import MOST_HELPERS
 from skyctl.records.plan import Certificate, Plan, Strategy, Unused
 from skyctl.records.problem import MOST_MICROBATCHES
 
@@ -36,9 +37,9 @@ PACKED_S = 2.0
 class _Beside:
     """A plan's holders, and what they are compared with: the same with one more device beside them."""
 
-    def __init__(self, model: DataModel, holders: tuple[int, ...]) -> None:
+    def __init__(self, model: HolderCosts, holders: tuple[int, ...], deadline: float) -> None:
         self._model, self._holders = model, holders
-        self._deadline = time.perf_counter() + PACKED_S
+        self._deadline = min(deadline, time.perf_counter() + PACKED_S)
         self._few: dict[bool, list[HolderGroup]] = {}
 
     def with_one_more(self, device: int) -> _OneMore:
@@ -91,9 +92,12 @@ class _OneMore:
 
 
 def explain_unused(
-    model: DataModel, strategy: Strategy, placed: DataPlacement, proof: Certificate
+    model: HolderCosts, strategy: Strategy, placed: DataPlacement, proof: Certificate, deadline: float
 ) -> tuple[Unused, ...]:
-    """The devices that hold nothing and do not help, and why."""
+    """The devices that hold nothing and do not help, and why.
+
+    ``deadline``: when to look no further for what a device would cost, in seconds of ``time.perf_counter``.
+    """
     busy = {*placed.holders, *placed.group.helpers}
     idle = [d for d in range(len(model.ids)) if d not in busy]
     if strategy in SAID:
@@ -101,17 +105,18 @@ def explain_unused(
     known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
     out = []
     looked_at = 0
-    beside = _Beside(model, placed.holders)
+    beside = _Beside(model, placed.holders, deadline)
     for d in idle:
         reason = _kept_out(model, placed, d)
         if reason is None:
             looked_at += len(placed.holders) + 2
-            reason = _unpaid(model, placed, d, beside, known) if looked_at <= MOST_LAYOUTS else known
+            may_look = looked_at <= MOST_LAYOUTS and time.perf_counter() < deadline
+            reason = _unpaid(model, placed, d, beside, known) if may_look else known
         out.append(Unused(device=model.ids[d], reason=reason))
     return tuple(out)
 
 
-def _kept_out(model: DataModel, placed: DataPlacement, device: int) -> str | None:
+def _kept_out(model: HolderCosts, placed: DataPlacement, device: int) -> str | None:
     """A fact that keeps the device out of every plan, or out of one with so few microbatches."""
     if model.ids[device] in (model.problem.helpers or ()):
         return _no_help(model, placed, device)
@@ -125,7 +130,7 @@ def _kept_out(model: DataModel, placed: DataPlacement, device: int) -> str | Non
     return None
 
 
-def _no_help(model: DataModel, placed: DataPlacement, device: int) -> str:
+def _no_help(model: HolderCosts, placed: DataPlacement, device: int) -> str:
     """Why a device that is named as a helper is on no route."""
     if len(placed.holders) == 1:
         return "it is to help, and one device trains alone: there is nothing to sum"
@@ -136,7 +141,7 @@ def _no_help(model: DataModel, placed: DataPlacement, device: int) -> str:
     return "it is to help, and no routes over it that save enough were found"
 
 
-def _unpaid(model: DataModel, placed: DataPlacement, device: int, beside: _Beside, known: str) -> str:
+def _unpaid(model: HolderCosts, placed: DataPlacement, device: int, beside: _Beside, known: str) -> str:
     """What it would cost to add the device, and from how many microbatches on it would pay."""
     one_more = beside.with_one_more(device)
     added = one_more.best()
@@ -169,11 +174,11 @@ def least_paying(plan: Plan) -> tuple[int, str] | None:
 
     The holders are the plan's; another set of them may pay with fewer.
     """
-    model = DataModel(plan.problem)
+    model = HolderCosts(plan.problem)
     index = {name: d for d, name in enumerate(model.ids)}
     holders = tuple(sorted(index[stage.device] for stage in plan.placed_stages))
     found = []
-    beside = _Beside(model, holders)
+    beside = _Beside(model, holders, time.perf_counter() + PACKED_S)
     for number, unused in enumerate(plan.unused, start=1):
         device = index[unused.device]
         if model.fitting_cost(device) is not None and number * (len(holders) + 2) <= MOST_LAYOUTS:

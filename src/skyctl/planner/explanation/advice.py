@@ -17,7 +17,6 @@ from typing import Literal
 
 from skyctl.errors import SkyctlError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.evaluation import read_placement
 from skyctl.planner.explanation.plan_reasons import stage_views
 from skyctl.planner.explanation.what_if import (
     ChangeKind,
@@ -31,6 +30,7 @@ from skyctl.planner.explanation.what_if import (
 from skyctl.planner.local_search import first_improvement, neighbours
 from skyctl.planner.optimal_search import good_placement
 from skyctl.planner.pipeline_depth import choose_execution
+from skyctl.planner.plan_record import read_placement
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner.bottleneck import device_subsets
-from skyctl.planner.cost_model import CostModel
-from skyctl.planner.stage_memory import human_bytes
+from skyctl.planner.cost_model import CostModel, Placement
+from skyctl.planner.evaluation import StageExecution
+from skyctl.planner.stage_memory import fits_device, human_bytes
 from skyctl.records.problem import Schedule
 
 PRECISION = 1e-4
@@ -258,3 +259,32 @@ def _fill(model: CostModel, order: Sequence[int]) -> bool:
             return False
         start = low
     return start == model.layers
+
+
+def require_allowed(model: CostModel, placement: Placement, execution: StageExecution, what: str) -> None:
+    """Raises InfeasibleError naming the device that is too small, or where it may not be.
+
+    ``what``: how the message calls the placement.
+    """
+    problem = model.problem
+    for stage, k, deferred, recompute in zip(placement, *execution, strict=True):
+        device = problem.devices[stage.device]
+        need = model.device_bytes(stage, k, deferred, recompute=recompute)
+        if not fits_device(need, device):
+            assert device.memory_bytes is not None
+            raise InfeasibleError(
+                f"{what} gives {device.id} layers [{stage.start}, {stage.stop}), which need "
+                f"{human_bytes(need)}; "
+                f"it has {human_bytes(device.memory_bytes)}",
+                hint="another strategy may fit: heuristic or optimal",
+            )
+    for names, d, where in (
+        (problem.first_stage, placement[0].device, "first"),
+        (problem.last_stage, placement[-1].device, "last"),
+    ):
+        if names is not None and model.ids[d] not in names:
+            allowed = ", ".join(names) if names else "none"
+            raise InfeasibleError(
+                f"{what} puts {model.ids[d]} at the {where} stage; allowed there: {allowed}",
+                hint="another strategy may fit: heuristic or optimal",
+            )

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from skyctl.planner import stage_memory
-from skyctl.planner.cost_model import CostModel
-from skyctl.planner.evaluation import least_execution, read_placement, simulate_step, stage_works_s
+from skyctl.planner.cost_model import CostModel, StageAssignment
+from skyctl.planner.evaluation import least_execution, simulate_step, stage_works_s
+from skyctl.planner.plan_record import read_placement
+from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.plan import PlacedStage, Plan
 
 BUSY = 0.95
@@ -249,14 +250,10 @@ def _recompute(plan: Plan) -> list[str]:
 
 
 def _saved(plan: Plan, stage: PlacedStage) -> str:
-    run = stage
-    device = next(d for d in plan.problem.devices if d.id == run.device)
+    model = CostModel(plan.problem)
+    held = StageAssignment(model.index(stage.device), stage.start, stage.stop)
     with_it, without = (
-        stage_memory.device_bytes(
-            plan.problem, device, stage.start, stage.stop, run.in_flight, recompute=recompute
-        )
+        human_bytes(model.device_bytes(held, stage.in_flight, recompute=recompute))
         for recompute in (True, False)
     )
-    return (
-        f"{run.device} ({stage_memory.human_bytes(with_it)} instead of {stage_memory.human_bytes(without)})"
-    )
+    return f"{stage.device} ({with_it} instead of {without})"

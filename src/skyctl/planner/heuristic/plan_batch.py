@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from skyctl.planner.bottleneck.reach_table import RangeMemory
 from skyctl.planner.cost_model import CostModel, Placement, consecutive
+from skyctl.planner.shared_slots import SharedSlots
 from skyctl.schedule.actions import GPIPE, ONE_F_ONE_B, SEQUENTIAL
 from skyctl.schedule.steady_state import WHOLE_STEP
 
@@ -169,14 +170,11 @@ class PlanBatch:
         self.output = np.array([0.0, *model.output_bytes])
         self.latency = np.zeros((n, n))
         self.rate = np.zeros((n, n))  # seconds a byte on the slowest resource
-        shared: dict[int, Array] = {}
-        for a, b in _linked_pairs(model):
-            link = model.link_cost(a, b)
-            self.latency[a, b] = link.latency_s
-            self.rate[a, b] = link.slowest_s_per_byte
-            for number, rate in link.shared:
-                shared.setdefault(number, np.zeros((n, n)))[a, b] = rate
-        self.shared = list(shared.values())
+        for pair, link in model.link_costs.items():
+            self.latency[pair] = link.latency_s
+            self.rate[pair] = link.slowest_s_per_byte
+        shared = {pair: link.shared for pair, link in model.link_costs.items() if link.shared}
+        self.shared = SharedSlots(shared, n, len(model.problem.shared))
         self.linked = bool(self.rate.any() or self.latency.any())
         self.available = np.array(model.available_bytes)
         self.memory = RangeMemory(model)
@@ -251,7 +249,7 @@ class PlanBatch:
         if not self.model.unlimited or self.model.chooses_depth:
             in_flight, barred = self._flying(order, sizes, rows)
         out = self._step_s(rows, in_flight) if self.model.by_iteration else self._largest_s(rows)
-        if self.shared and self.model.by_iteration:
+        if self.shared.slots and self.model.by_iteration:
             out = np.maximum(out, self._shared_s(order, rows))
         if barred is not None:
             out[barred] = INF
@@ -357,12 +355,12 @@ class PlanBatch:
         end += extra
 
     def _shared_s(self, order: Ints, rows: StageRows) -> Array:
-        n = self.model.devices
-        to, fro = order[1:] * n + order[:-1], order[:-1] * n + order[1:]
+        """Seconds that each plan's messages occupy the shared resource that they occupy most."""
+        n, plans = self.model.devices, order.shape[1]
+        pairs = np.stack([order[1:] * n + order[:-1], order[:-1] * n + order[1:]])
         size = self.output.take(rows.stop[1:])
-        loads = [((rate.take(to) + rate.take(fro)) * size).sum(axis=0) for rate in self.shared]
-        out: Array = np.max(loads, axis=0) * self.model.microbatches
-        return out
+        busiest_s = self.shared.busiest_s(pairs, np.arange(plans), size, plans)
+        return busiest_s * self.model.microbatches
 
     def _flying(self, order: Ints, sizes: Ints, rows: StageRows) -> tuple[Array, npt.NDArray[np.bool_]]:
         """(in flight, which plans do not fit): the least, for eager 1F1B the most that memory allows."""
@@ -377,11 +375,3 @@ class PlanBatch:
             most = np.floor(np.nan_to_num(spare / kept, nan=m, posinf=m, neginf=1))
         most = np.where(used, np.clip(most, self.least, m), m)
         return np.minimum.accumulate(most[::-1], axis=0)[::-1], barred
-
-
-def _linked_pairs(model: CostModel) -> set[tuple[int, int]]:
-    """The pairs of devices with a link or a shared resource."""
-    pairs = {(model.index(link.source), model.index(link.target)) for link in model.problem.links}
-    for resource in model.problem.shared:
-        pairs |= {(model.index(source), model.index(target)) for source, target in resource.links}
-    return pairs

@@ -16,7 +16,8 @@ from itertools import combinations, permutations
 
 from skyctl.planner.cost_model import Placement, consecutive
 from skyctl.planner.evaluation import step_lower_bound_s
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep
+from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
+from skyctl.planner.rhythms import Step
 
 MOST_PLAYS = 300_000
 """Pipelines, each with a number of microbatches, up to which all are looked at: some 20 s."""
@@ -33,7 +34,7 @@ Choice = tuple[tuple[tuple[int, ...], int], ...]
 class HybridSearch:
     """The best step found, and whether no hybrid is faster (``complete``; without a step: none fits)."""
 
-    best: HybridStep | None
+    best: Step | None
     complete: bool
     method: str
 
@@ -74,7 +75,7 @@ def is_small(model: HybridModel) -> bool:
     return choices <= MOST_CHOICES
 
 
-def search_exactly(model: HybridModel, start: HybridStep | None, deadline: float) -> HybridSearch:
+def search_exactly(model: HybridModel, start: Step | None, deadline: float) -> HybridSearch:
     """The best hybrid of few devices.
 
     Args:
@@ -90,7 +91,7 @@ def search_exactly(model: HybridModel, start: HybridStep | None, deadline: float
 
 
 class _ExactSearch:
-    def __init__(self, model: HybridModel, start: HybridStep | None, deadline: float) -> None:
+    def __init__(self, model: HybridModel, start: Step | None, deadline: float) -> None:
         self.model, self.best, self.deadline = model, start, deadline
         self.choices = self.combined = 0
         self._looked = 0
@@ -176,7 +177,7 @@ class _ExactSearch:
             if at == len(options):
                 self._check_time()
                 self.combined += 1
-                found = self.model.step(Candidate(placed, shares), self._limit_s)
+                found = self.model.step(Draft(placed, shares), self._limit_s)
                 self.best = found or self.best
                 return
             for floor_s, placement in options[at]:

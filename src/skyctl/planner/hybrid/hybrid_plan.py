@@ -7,32 +7,19 @@ import time
 from typing import NoReturn
 
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
-from skyctl.planner.cost_model import Placement, StageAssignment
-from skyctl.planner.data.holder_costs import buffer_bytes, chunk_bytes_at
-from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulation_input
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch, is_small, search_exactly
 from skyctl.planner.hybrid.hybrid_bound import HybridBound, hybrid_bound
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep, arriving_edges
+from skyctl.planner.hybrid.hybrid_model import HybridModel
 from skyctl.planner.hybrid.hybrid_search import search_hybrids
-from skyctl.planner.hybrid.joint_sum import group_records, read_groups
 from skyctl.planner.hybrid.set_bound import set_bound_s
-from skyctl.planner.plan_record import make_certificate
+from skyctl.planner.plan_record import make_certificate, make_plan
+from skyctl.planner.requirements import require_consistent
+from skyctl.planner.rhythms import Step
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
-from skyctl.planner.verification.hybrid_step import CheckedHybrid
-from skyctl.records.plan import (
-    Certificate,
-    Pipeline,
-    PlacedStage,
-    Plan,
-    Prediction,
-    ReplicaPrediction,
-    Strategy,
-    Unused,
-    Witness,
-)
+from skyctl.planner.verification.step import CheckedStep
+from skyctl.records.plan import Certificate, Plan, Strategy, Unused, Witness
 from skyctl.records.problem import Problem
-from skyctl.records.sync import Sync
 
 BOUND_MARGIN = 1e-9
 """Relative: left off a bound by sets, whose sums ``verify`` rounds in another order."""
@@ -55,6 +42,7 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
             "searched for",
             hint="--strategy heuristic or optimal; or --parallel pipeline",
         )
+    require_consistent(problem)
     began = time.perf_counter()
     model = HybridModel(problem)
     raise_if_hopeless(model)
@@ -74,7 +62,7 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     if bound is not None:
         proof = _bounded(problem, proof, bound)
         proof = _bounded_by_sets(proof, set_bound_s(model, proof.value_s, began + time_limit_s))
-    return record_step(model, strategy, found.best, proof)
+    return make_plan(model, strategy, found.best, proof, _explain_unused(model, found.best, proof))
 
 
 def _raise_none(*, proved: bool) -> NoReturn:
@@ -96,7 +84,7 @@ def _bounded(problem: Problem, proof: Certificate, bound: HybridBound) -> Certif
     if not 0 < bound.bound_s <= proof.value_s:
         return proof
     witness = Witness(layer_prices=bound.layer_prices)
-    if not are_prices_enough(CheckedHybrid(problem), bound.bound_s, witness):
+    if not are_prices_enough(CheckedStep(problem), bound.bound_s, witness):
         return proof
     method = f"{proof.method}; bound by prices of layers"
     made = make_certificate(proof.value_s, bound.bound_s, proved=False, method=method, wall_s=proof.wall_s)
@@ -151,116 +139,7 @@ def raise_if_hopeless(model: HybridModel) -> None:
         )
 
 
-def record_step(model: HybridModel, strategy: Strategy, step: HybridStep, proof: Certificate) -> Plan:
-    """A step as a plan's record; ``proof``: what is known of it."""
-    return Plan(
-        form="pipelines",
-        strategy=strategy,
-        problem=model.problem,
-        pipelines=tuple(
-            Pipeline(
-                stages=tuple(
-                    PlacedStage(start=p, stop=q, device=model.ids[d], in_flight=k)
-                    for (d, p, q), k in zip(placement, play.execution.in_flight, strict=True)
-                ),
-                microbatches=share,
-            )
-            for placement, share, play in zip(*step.candidate, step.plays, strict=True)
-        ),
-        unused=_explain_unused(model, step, proof),
-        predicted=_prediction(model, step),
-        certificate=proof,
-        sync=Sync(
-            format=model.problem.sync_format,
-            uncompressed_steps=model.problem.sync_uncompressed_steps,
-            chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in step.groups), model.lines.passes),
-            groups=group_records(model.ids, step.groups),
-        ),
-    )
-
-
-def _prediction(model: HybridModel, step: HybridStep) -> Prediction:
-    children = arriving_edges(group.routed for group in step.groups)
-    replicas = []
-    slowest_s = 0.0
-    for placement, share, play in zip(*step.candidate, step.plays, strict=True):
-        costs = model.costs(share)
-        times = simulation_input(costs, placement, play.execution).stages
-        slowest_s = max(slowest_s, bottleneck_s(costs, placement))
-        for stage, each, need in zip(placement, times, play.need_bytes, strict=True):
-            busy_s = share * (each.forward_s + each.backward_s) + each.optimizer_s
-            busy_s += step.busy_s.get(stage.device, 0.0)
-            reserved = model.problem.devices[stage.device].reserved_bytes
-            replicas.append(
-                ReplicaPrediction(
-                    device=model.ids[stage.device],
-                    compute_s=busy_s,
-                    idle_s=max(0.0, step.iteration_s - busy_s),
-                    memory_bytes=need + reserved + buffer_bytes(children.get(stage.device, 0)),
-                )
-            )
-    return Prediction(
-        iteration_s=step.iteration_s,
-        bottleneck_s=slowest_s,
-        sync_s=max(0.0, step.sync_s),
-        replicas=tuple(replicas),
-    )
-
-
-def predict_hybrid(problem: Problem, plan: Plan) -> Prediction:
-    """What a plan of several pipelines would take on ``problem``, over the routes that its record has.
-
-    Raises:
-        InputError: see ``api.predict``; or a stage recomputes, which those of several pipelines do not.
-    """
-    model = HybridModel(problem)
-    return _prediction(model, read_step(model, plan))
-
-
-def read_step(model: HybridModel, plan: Plan) -> HybridStep:
-    """The step that a plan's record takes, whether it fits or not.
-
-    Raises:
-        InputError: it names devices that the problem lacks, has another number of microbatches or layers, one
-            pipeline only, a stage that recomputes, or sums other layers than its pipelines hold together.
-    """
-    if len(plan.pipelines) < 2 or plan.sync is None:
-        raise InputError(
-            "the plan has one pipeline; the problem asks for several", hint="plan it with --parallel pipeline"
-        )
-    candidate = Candidate(
-        tuple(_read_placement(model, pipeline, number) for number, pipeline in enumerate(plan.pipelines)),
-        tuple(pipeline.microbatches for pipeline in plan.pipelines),
-    )
-    if sum(candidate.shares) != model.microbatches:
-        raise InputError(
-            f"the plan's pipelines take {sum(candidate.shares)} microbatches, the problem has "
-            f"{model.microbatches}"
-        )
-    plays = [
-        model.play_as(placement, StageExecution.plain([s.in_flight for s in pipeline.stages]), share)
-        for placement, share, pipeline in zip(*candidate, plan.pipelines, strict=True)
-    ]
-    groups = read_groups(model.ids, candidate.placements, plan.sync.groups, model.routed)
-    return model.step_of(candidate, model.together(candidate, plays), groups)
-
-
-def _read_placement(model: HybridModel, pipeline: Pipeline, number: int) -> Placement:
-    stages = []
-    for stage in pipeline.stages:
-        if stage.device not in model.ids:
-            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
-        if stage.recompute:
-            raise InputError(
-                f"pipeline {number} recomputes on {stage.device}; stages of several pipelines do not"
-            )
-        stages.append(StageAssignment(model.base.index(stage.device), stage.start, stage.stop))
-    if stages[-1].stop != model.layers:
-        raise InputError(f"the plan covers {stages[-1].stop} layers, the problem has {model.layers}")
-    return tuple(stages)
-
-
-def _explain_unused(model: HybridModel, step: HybridStep, proof: Certificate) -> tuple[Unused, ...]:
+def _explain_unused(model: HybridModel, step: Step, proof: Certificate) -> tuple[Unused, ...]:
     """The devices that hold no stage, and why."""
     busy = {stage.device for placement in step.candidate.placements for stage in placement}
     known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"

@@ -11,18 +11,18 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, islice
 
 from skyctl.planner.cost_model import Placement, StageAssignment
-from skyctl.planner.data.route_search import search_routes
-from skyctl.planner.data.set_bounds import ONE_LINE
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.set_search import search_greedy
-from skyctl.planner.data.shares import level_shares
-from skyctl.planner.hybrid.candidate_changes import changed_candidates
 from skyctl.planner.hybrid.device_partitions import Sets, normal, speed_of, starting_sets
+from skyctl.planner.hybrid.draft_changes import changed_drafts
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep
+from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel, draft_of
 from skyctl.planner.hybrid.pipeline_choice import PipelineChoice
+from skyctl.planner.rhythms import Step
+from skyctl.schedule.batch_shares import best_shares
 
 SEED = 24
 BETTER = 1e-9
@@ -30,10 +30,14 @@ STARTS_IMPROVED = 8
 """Best starts of which each is improved."""
 MOST_MOVES, MOST_QUICK_MOVES = 4_000, 200
 """Moves of devices that are looked at, from each start; the second before a search of everything."""
+MOST_LISTED = 5_000
+"""Of each kind of move those that are listed at once: all, for a hundred devices."""
 MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
 """Changes of cuts and shares that are looked at."""
-DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.1, 0.35, 0.65
+DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.25, 0.4, 0.65
 """Of the time, until when the holders of all layers, starts, and moves of devices are looked at."""
+MOST_CHANGES = 100_000
+"""Changes of one step's cuts and shares that are listed at once; those of shares and cuts come first."""
 STEPS_POLISHED = 12
 """Best steps with different sets whose cuts and shares are changed."""
 
@@ -63,16 +67,16 @@ class _ImprovementSearch:
         self.model, self.deadline = model, deadline
         self.began = time.perf_counter()
         self.pipelines = PipelineChoice(model)
-        self.best: HybridStep | None = None
+        self.best: Step | None = None
         self.seen: dict[Sets, float] = {}
-        self.steps: dict[Sets, HybridStep] = {}
+        self.steps: dict[Sets, Step] = {}
         self.polished = 0
         self._random = random.Random(SEED)  # noqa: S311 - a search, no secrets
 
     def _over(self, share: float = 1.0) -> bool:
         return time.perf_counter() > self.began + share * (self.deadline - self.began)
 
-    def _keep(self, step: HybridStep | None) -> float:
+    def _keep(self, step: Step | None) -> float:
         if step is None:
             return math.inf
         sets = normal([stage.device for stage in placement] for placement in step.candidate.placements)
@@ -105,20 +109,16 @@ class _ImprovementSearch:
                 sets = (tuple(sorted(ranked[:-count])), tuple(sorted(ranked[-count:])))
                 found = self.pipelines.best(sets[1], share), self.pipelines.best(sets[0], m - share)
                 if found[0] is not None and found[1] is not None:
-                    self._keep(self.model.step(Candidate((found[1], found[0]), (m - share, share))))
+                    self._keep(self.model.step(Draft((found[1], found[0]), (m - share, share))))
                 count += max(1, count // 4)
             share *= 2
 
     def _look_at_holders(self) -> None:
-        lines = self.model.lines
         until = self.began + DATA_SHARE * (self.deadline - self.began)
-        if lines.problem.sync in ONE_LINE:
-            found = search_greedy(lines, until).best
-        else:
-            found = search_routes(lines, until, prove=False).best
+        found = search_greedy(HolderCosts(self.model.problem), until).best
         if found is not None and len(found.holders) > 1:
             whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in found.holders)
-            self._keep(self.model.step(Candidate(whole, found.shares)))
+            self._keep(self.model.step(Draft(whole, found.shares)))
             self.step_s(normal((d,) for d in found.holders))
 
     def step_s(self, sets: Sets) -> float:
@@ -133,19 +133,18 @@ class _ImprovementSearch:
         if len(sets) > m or any(len(one) > model.layers for one in sets):
             return math.inf
         about_s = [1 / sum(speed_of(model.base, d) for d in one) for one in sets]
-        shares = level_shares(about_s, [0.0] * len(sets), m)
-        assert shares is not None
+        shares = best_shares(m, [0.0] * len(sets), about_s)
         best_s = math.inf
         for _ in range(2):
             placed = [self.pipelines.best(one, share) for one, share in zip(sets, shares, strict=True)]
             found = tuple(one for one in placed if one is not None)
             if len(found) < len(sets):
                 return best_s
-            best_s = min(best_s, self._keep(model.step(Candidate(found, shares))))
+            best_s = min(best_s, self._keep(model.step(Draft(found, shares))))
             again = self._shares_of(found, shares)
             if again is None or again == shares:
                 return best_s
-            best_s = min(best_s, self._keep(model.step(Candidate(found, again))))
+            best_s = min(best_s, self._keep(model.step(Draft(found, again))))
             shares = again
         return best_s
 
@@ -162,7 +161,7 @@ class _ImprovementSearch:
             slope = max(0.0, (plays[0].floor_s - plays[1].floor_s) / (share - other))
             slopes.append(slope)
             extras.append(plays[0].floor_s - share * slope)
-        return level_shares(slopes, extras, self.model.microbatches)
+        return best_shares(self.model.microbatches, extras, slopes)
 
     def improve(self, most: int) -> None:
         """From each of the best starts to better sets, one move of devices at a time."""
@@ -170,7 +169,7 @@ class _ImprovementSearch:
         for step_s, start in ranked[:STARTS_IMPROVED]:
             sets, at_s, looked = start, step_s, 0
             improved = True
-            while improved and looked < most:
+            while improved and looked < most and not self._over(MOVES_SHARE):
                 improved = False
                 for other in self._moves(sets):
                     if self._over(MOVES_SHARE) or looked >= most:
@@ -189,29 +188,32 @@ class _ImprovementSearch:
         unused = tuple(sorted(set(range(self.model.devices)) - {d for one in sets for d in one}))
         places = (*sets, unused)
         moves: list[Sets] = []
-        for i, j in combinations(range(count), 2):
-            if count > 2:
-                rest = [one for k, one in enumerate(sets) if k not in (i, j)]
-                moves.append(normal([*rest, (*sets[i], *sets[j])]))
+        for i, j in self._few(list(combinations(range(count), 2))) if count > 2 else ():
+            rest = [one for k, one in enumerate(sets) if k not in (i, j)]
+            moves.append(normal([*rest, (*sets[i], *sets[j])]))
         for i in range(count):
             rest = [one for k, one in enumerate(sets) if k != i]
             if count > 2:
                 moves.append(normal(rest))
             if len(sets[i]) > 1:
                 moves.append(normal([*rest, sets[i][::2], sets[i][1::2]]))
-        for i, one in enumerate(places):
-            for d in one:
-                for j in range(count + 1):
-                    if i != j and (j < count or i < count):
-                        moves.append(self._moved(places, ((d, i, j),)))
-                if i == count or len(one) > 1:
-                    moves.append(normal([*(tuple(x for x in s if x != d) for s in sets), (d,)]))
-        for i, j in combinations(range(count + 1), 2):
-            for a in places[i]:
-                moves += [self._moved(places, ((a, i, j), (b, j, i))) for b in places[j]]
+        home = {d: i for i, one in enumerate(places) for d in one}
+        for d, j in self._few([(d, j) for d in home for j in range(count + 2)]):
+            i = home[d]
+            if j > count and (i == count or len(places[i]) > 1):
+                moves.append(normal([*(tuple(x for x in s if x != d) for s in sets), (d,)]))
+            elif j <= count and i != j and (j < count or i < count):
+                moves.append(self._moved(places, ((d, i, j),)))
+        for a, b in self._few(list(combinations(home, 2))):
+            if home[a] != home[b]:
+                moves.append(self._moved(places, ((a, home[a], home[b]), (b, home[b], home[a]))))
         moves = [one for one in dict.fromkeys(moves) if len(one) > 1]
         self._random.shuffle(moves)
         yield from moves
+
+    def _few(self, all_of: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """All of these, but of very many some, drawn at random."""
+        return all_of if len(all_of) <= MOST_LISTED else self._random.sample(all_of, MOST_LISTED)
 
     @staticmethod
     def _moved(places: Sets, moves: tuple[tuple[int, int, int], ...]) -> Sets:
@@ -229,17 +231,18 @@ class _ImprovementSearch:
             done = 1 - 0.5**number  # each may take a half of what is left
             self._polish(start, int(most * done), MOVES_SHARE + (1 - MOVES_SHARE) * done)
 
-    def _polish(self, step: HybridStep, most: int, share: float) -> None:
+    def _polish(self, step: Step, most: int, share: float) -> None:
         improved = True
         while improved:
             improved = False
-            changes = list(changed_candidates(self.model, step.candidate, self._random))
+            drafts = changed_drafts(self.model, draft_of(step.candidate), self._random)
+            changes = list(islice(drafts, MOST_CHANGES))
             self._random.shuffle(changes)
-            for candidate in changes:
+            for draft in changes:
                 if self.polished >= most or self._over(share):
                     return
                 self.polished += 1
-                found = self.model.step(candidate, step.iteration_s * (1 - BETTER))
+                found = self.model.step(draft, step.iteration_s * (1 - BETTER))
                 if found is not None:
                     step, improved = found, True
                     self._keep(step)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skyctl.planner.cost_model import CostModel
-from skyctl.planner.data.summed_bytes import summed_bytes
+from skyctl.planner.summed_bytes import summed_bytes
 from skyctl.records.problem import Problem
 
 Floats = npt.NDArray[np.float64]

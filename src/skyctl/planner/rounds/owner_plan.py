@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyctl.errors import InfeasibleError
+from skyctl.planner.pipeline_plan import plan_pipeline
 from skyctl.planner.problem_parts import with_layers_joined
 from skyctl.records.plan import PlacedStage, Strategy
 from skyctl.records.problem import Problem
@@ -34,15 +35,13 @@ def plan_owner(
             parameters (``even``: its cut would divide them).
         UndecidedError: no pipeline was found in time.
     """
-    from skyctl.planner.api import plan  # late: it plans rounds, too
-
     groups = [[layer] for layer in range(len(problem.layers))] if alone else tied_groups(problem)
     joined = len(groups) < len(problem.layers)
     whole = problem
     if joined and strategy != "even":
         whole = with_layers_joined(problem, groups, [_group_name(problem, group) for group in groups])
     try:
-        stages = plan(whole, strategy, time_limit_s).pipelines[0].stages
+        stages = plan_pipeline(whole, strategy, time_limit_s).pipelines[0].stages
     except InfeasibleError as exc:
         exc.message = f"owner {name}: {exc.message}"
         if whole is not problem:

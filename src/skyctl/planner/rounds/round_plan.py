@@ -11,21 +11,23 @@ import time
 from collections.abc import Mapping, Sequence
 
 from skyctl.errors import InfeasibleError, InputError
+from skyctl.planner.candidate import Candidate, PlannedPipeline, layer_groups
 from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.data.holder_costs import chunk_bytes_at
-from skyctl.planner.data.shares import level_shares
+from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.evaluation import StageExecution
-from skyctl.planner.hybrid.joint_sum import SumGroup, group_records, read_groups
-from skyctl.planner.plan_record import make_certificate
+from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.planner.problem_parts import with_devices
+from skyctl.planner.requirements import require_consistent
+from skyctl.planner.rhythms import Step
 from skyctl.planner.rounds.owner_plan import plan_owner
-from skyctl.planner.rounds.round_model import LocalPipeline, RoundModel, RoundTimes
+from skyctl.planner.routes.fastest_groups import FastestGroups
 from skyctl.planner.stage_memory import fits_device, human_bytes
+from skyctl.planner.step import play
 from skyctl.records.cluster import node_of
 from skyctl.records.owners import owner_names
-from skyctl.records.plan import Pipeline, PlacedStage, Plan, Prediction, Strategy, Unused
+from skyctl.records.plan import Plan, Prediction, Strategy, Unused
 from skyctl.records.problem import Problem
-from skyctl.records.sync import Sync
+from skyctl.schedule.batch_shares import best_shares
 
 OWNERS_METHOD = "all owners, each on its own devices"
 LEVEL_METHOD = "level shares over the fastest devices"
@@ -49,7 +51,7 @@ def plan_rounds(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     if problem.owners is not None and not problem.owners:
         raise InfeasibleError("no owner of data is left to train", hint="bring one back, then resume the run")
     began = time.perf_counter()
-    model = RoundModel(problem)
+    model = _costs(problem)
     if problem.owners is not None:
         pipelines = _owners_pipelines(model, strategy, time_limit_s)
         return _made_plan(model, strategy, pipelines, OWNERS_METHOD, began)
@@ -69,7 +71,7 @@ def assigned_rounds(problem: Problem, assignment: Sequence[tuple[str, int]]) -> 
     if problem.owners is not None:
         raise InputError("--assign shares common batches, and owners have batches of their own")
     began = time.perf_counter()
-    model = RoundModel(problem)
+    model = _costs(problem)
     shares: dict[int, int] = {}
     for name, count in assignment:
         if name not in model.ids:
@@ -95,7 +97,7 @@ def plan_rounds_alone(problem: Problem, local_steps: Mapping[str, int]) -> Plan:
         InfeasibleError: no device can hold all layers.
     """
     began = time.perf_counter()
-    model = RoundModel(problem)
+    model = _costs(problem)
     able = _able(model)
     if not able:
         raise InfeasibleError(
@@ -103,42 +105,22 @@ def plan_rounds_alone(problem: Problem, local_steps: Mapping[str, int]) -> Plan:
             hint="add memory or a machine; or leave --local-steps out",
         )
     steps = local_steps.get(model.ids[able[0]], max(local_steps.values(), default=1))
-    alone = [_holder(model, able[0], problem.microbatches)]
-    return _made_plan(model, "optimal", alone, ALONE_METHOD, began, [steps])
+    alone = _holder(model, able[0], problem.microbatches)._replace(local_steps=steps)
+    return _made_plan(model, "optimal", [alone], ALONE_METHOD, began)
 
 
-def predict_rounds(problem: Problem, plan: Plan) -> Prediction:
-    """What a plan of rounds would take on ``problem``, over the routes that its record has.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    model = RoundModel(problem)
-    pipelines, groups, steps = read_rounds(model, plan)
-    return model.prediction(pipelines, groups, model.times(pipelines, groups, steps))
+def _costs(problem: Problem) -> HolderCosts:
+    require_consistent(problem)
+    return HolderCosts(problem)
 
 
-def read_rounds(model: RoundModel, plan: Plan) -> tuple[list[LocalPipeline], list[SumGroup], list[int]]:
-    """A plan's pipelines, the groups whose weights are averaged, and by pipeline its local steps.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    pipelines = _read_pipelines(model, plan)
-    steps = [pipeline.local_steps or 1 for pipeline in plan.pipelines]
-    if len(pipelines) < 2 or plan.sync is None:
-        return pipelines, [], steps
-    placements = [one.placement for one in pipelines]
-    return pipelines, read_groups(model.ids, placements, plan.sync.groups, model.routed), steps
-
-
-def _holder(model: RoundModel, device: int, microbatches: int) -> LocalPipeline:
+def _holder(model: HolderCosts, device: int, microbatches: int) -> PlannedPipeline:
     """The pipeline of one stage that has all layers on a device, with so many microbatches a local step."""
     placement = (StageAssignment(device, 0, model.base.layers),)
-    return LocalPipeline(placement, StageExecution.plain([1]), microbatches)
+    return PlannedPipeline(placement, StageExecution.plain([1]), microbatches)
 
 
-def _owners_pipelines(model: RoundModel, strategy: Strategy, time_limit_s: float) -> list[LocalPipeline]:
+def _owners_pipelines(model: HolderCosts, strategy: Strategy, time_limit_s: float) -> list[PlannedPipeline]:
     problem = model.problem
     assert problem.owners is not None
     found = []
@@ -155,23 +137,23 @@ def _owners_pipelines(model: RoundModel, strategy: Strategy, time_limit_s: float
         )
         placement = tuple(StageAssignment(model.base.index(s.device), s.start, s.stop) for s in stages)
         execution = StageExecution.plain([stage.in_flight for stage in stages])
-        found.append(LocalPipeline(placement, execution, problem.microbatches))
+        found.append(PlannedPipeline(placement, execution, problem.microbatches))
     return found
 
 
-def _able(model: RoundModel) -> list[int]:
+def _able(model: HolderCosts) -> list[int]:
     """The devices that may hold all layers, the fastest first."""
     problem = model.problem
     pins = [set(names) for names in (problem.first_stage, problem.last_stage) if names is not None]
     able = []
     for d, device in enumerate(problem.devices):
-        cost = model.lines.cost(d, recompute=False)
+        cost = model.cost(d, recompute=False)
         if all(device.id in names for names in pins) and fits_device(cost.memory_bytes, device):
             able.append((cost.microbatch_s, d))
     return [d for _, d in sorted(able)]
 
 
-def _several(model: RoundModel) -> list[int]:
+def _several(model: HolderCosts) -> list[int]:
     """The devices that may hold all layers, the fastest first, of which there are two or more."""
     able, problem = _able(model), model.problem
     if len(able) < 2:
@@ -186,27 +168,26 @@ def _several(model: RoundModel) -> list[int]:
     return able
 
 
-def _level(model: RoundModel) -> list[LocalPipeline]:
+def _level(model: HolderCosts) -> list[PlannedPipeline]:
     """Of the fastest two, three, … devices those whose round is shortest for its local steps."""
     able = _several(model)
-    best: tuple[float, list[LocalPipeline]] | None = None
+    best: tuple[float, list[PlannedPipeline]] | None = None
     for count in range(2, min(len(able), model.problem.microbatches) + 1):
         holders = sorted(able[:count])
-        costs = [model.lines.cost(d, recompute=False) for d in holders]
-        shares = level_shares(
-            [c.microbatch_s for c in costs], [c.optimizer_s for c in costs], model.problem.microbatches
+        costs = [model.cost(d, recompute=False) for d in holders]
+        shares = best_shares(
+            model.problem.microbatches, [c.optimizer_s for c in costs], [c.microbatch_s for c in costs]
         )
-        assert shares is not None
         pipelines = [_holder(model, d, share) for d, share in zip(holders, shares, strict=True)]
-        times = model.times(pipelines, model.groups(pipelines))
-        per_step_s = times.round_s / max(times.local_steps)
+        step = _step(model, pipelines)
+        per_step_s = step.iteration_s / max(one.local_steps or 1 for one in step.candidate.pipelines)
         if best is None or per_step_s < best[0]:
             best = per_step_s, pipelines
     assert best is not None
     return best[1]
 
 
-def _equal(model: RoundModel) -> list[LocalPipeline]:
+def _equal(model: HolderCosts) -> list[PlannedPipeline]:
     holders = sorted(_several(model))
     if model.problem.microbatches < len(holders):
         raise InfeasibleError(
@@ -218,62 +199,35 @@ def _equal(model: RoundModel) -> list[LocalPipeline]:
     return [_holder(model, d, share + (number < more)) for number, d in enumerate(holders)]
 
 
+def _step(model: HolderCosts, pipelines: Sequence[PlannedPipeline]) -> Step:
+    """The round of these pipelines, which average what they share over the fastest rings and stars."""
+    groups = layer_groups([one.placement for one in pipelines]) if len(pipelines) > 1 else []
+    sums = FastestGroups(model)
+    return play(model, Candidate(tuple(pipelines), tuple(sums.group(*layers) for layers in groups)))
+
+
 def _made_plan(
-    model: RoundModel,
-    strategy: Strategy,
-    pipelines: Sequence[LocalPipeline],
-    method: str,
-    began: float,
-    steps: Sequence[int] | None = None,
+    model: HolderCosts, strategy: Strategy, pipelines: Sequence[PlannedPipeline], method: str, began: float
 ) -> Plan:
-    """The record. ``steps``: by pipeline, its local steps; None: as the problem asks for."""
-    groups = model.groups(pipelines)
-    times = model.times(pipelines, groups, steps)
-    predicted = model.prediction(pipelines, groups, times)
-    _require_room(model.problem, predicted)
+    """The record of these pipelines' round.
+
+    Raises:
+        InfeasibleError: a device has no memory for its part.
+    """
+    step = _step(model, pipelines)
     wall_s = time.perf_counter() - began
     used = {stage.device for one in pipelines for stage in one.placement}
     owned = {node for owner in model.problem.owners or () for node in owner}
     other = "no shorter round was found" if model.problem.owners is None else "it belongs to no owner"
-    return Plan(
-        form="pipelines",
-        strategy=strategy,
-        problem=model.problem,
-        pipelines=_records(model, pipelines, times),
-        unused=tuple(
-            Unused(device=name, reason=FASTER if node_of(name) in owned else other)
-            for d, name in enumerate(model.ids)
-            if d not in used
-        ),
-        predicted=predicted,
-        certificate=make_certificate(times.round_s, None, proved=False, method=method, wall_s=wall_s),
-        sync=_sync_record(model, groups),
-    )
-
-
-def _records(
-    model: RoundModel, pipelines: Sequence[LocalPipeline], times: RoundTimes
-) -> tuple[Pipeline, ...]:
-    found = []
-    for one, steps in zip(pipelines, times.local_steps, strict=True):
-        columns = zip(one.placement, one.execution.in_flight, strict=True)
-        stages = tuple(
-            PlacedStage(start=start, stop=stop, device=model.ids[d], in_flight=in_flight)
-            for (d, start, stop), in_flight in columns
-        )
-        found.append(Pipeline(stages=stages, microbatches=one.microbatches, local_steps=steps))
-    return tuple(found)
-
-
-def _sync_record(model: RoundModel, groups: Sequence[SumGroup]) -> Sync | None:
-    if not groups:
-        return None
-    return Sync(
-        of="weights",
-        format=model.problem.sync_format,
-        chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in groups)),
-        groups=group_records(model.ids, groups),
-    )
+    unused = [
+        Unused(device=name, reason=FASTER if node_of(name) in owned else other)
+        for d, name in enumerate(model.ids)
+        if d not in used
+    ]
+    proof = make_certificate(step.iteration_s, None, proved=False, method=method, wall_s=wall_s)
+    made = make_plan(model, strategy, step, proof, unused)
+    _require_room(model.problem, made.predicted)
+    return made
 
 
 def _require_room(problem: Problem, predicted: Prediction) -> None:
@@ -288,23 +242,3 @@ def _require_room(problem: Problem, predicted: Prediction) -> None:
                 f"{human_bytes(device.memory_bytes)}",
                 hint="add memory, or a machine to the owner (--owners a+b)",
             )
-
-
-def _read_pipelines(model: RoundModel, plan: Plan) -> list[LocalPipeline]:
-    found = []
-    for number, pipeline in enumerate(plan.pipelines):
-        for stage in pipeline.stages:
-            if stage.device not in model.ids:
-                raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
-            if stage.recompute:
-                raise InputError(f"pipeline {number} recomputes; those that make rounds do not")
-        if pipeline.stages[-1].stop != model.base.layers:
-            raise InputError(
-                f"the plan covers {pipeline.stages[-1].stop} layers, the problem has {model.base.layers}"
-            )
-        placement = tuple(
-            StageAssignment(model.base.index(s.device), s.start, s.stop) for s in pipeline.stages
-        )
-        execution = StageExecution.plain([stage.in_flight for stage in pipeline.stages])
-        found.append(LocalPipeline(placement, execution, pipeline.microbatches))
-    return found

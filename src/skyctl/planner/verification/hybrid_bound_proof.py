@@ -7,15 +7,13 @@ import math
 from skyctl.planner.verification.hybrid_enumeration import prove_by_enumeration
 from skyctl.planner.verification.hybrid_prices import prove_by_prices
 from skyctl.planner.verification.hybrid_sets import prove_by_sets
-from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.planner.verification.problem_data import Proof
+from skyctl.planner.verification.step import CheckedStep
+from skyctl.planner.verification.verdict import TOLERANCE
 from skyctl.records.plan import Witness
 
-TOLERANCE = 1e-9
-"""Relative: a bound holds where no plan is further below it than that."""
 
-
-def prove_hybrid(step: CheckedHybrid, bound_s: float, witness: Witness | None = None) -> Proof:
+def prove_hybrid(step: CheckedStep, bound_s: float, witness: Witness | None = None) -> Proof:
     """Whether no two pipelines or more, with rings and stars, have a step below ``bound_s``.
 
     Args:
@@ -38,7 +36,7 @@ def prove_hybrid(step: CheckedHybrid, bound_s: float, witness: Witness | None = 
     return Proof(None, "; ".join(said))
 
 
-def are_prices_enough(step: CheckedHybrid, bound_s: float, witness: Witness) -> bool:
+def are_prices_enough(step: CheckedStep, bound_s: float, witness: Witness) -> bool:
     """Whether the witness alone proves a bound."""
     below_s = bound_s * (1 - TOLERANCE)
     return math.isfinite(below_s) and prove_by_prices(step, below_s, witness.layer_prices).holds is True

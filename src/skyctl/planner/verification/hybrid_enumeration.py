@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
 
-from skyctl.planner.verification.data_step import DEFAULT_CHUNK_BYTES
-from skyctl.planner.verification.hybrid_step import CheckedHybrid, HeldRange, SummedRange
 from skyctl.planner.verification.problem_data import Proof
+from skyctl.planner.verification.reading import HeldRange, ReadPlan, Row, SummedRange, held_together
+from skyctl.planner.verification.step import CheckedStep
 from skyctl.schedule.actions import least_in_flight
 
 MOST_DEVICES = 5
@@ -21,12 +21,11 @@ MOST_PIPELINES = 50_000
 MOST_PLANS = 20_000
 """Plans whose sums are played at most."""
 
-Row = tuple[HeldRange, ...]
 Known = dict[frozenset[int], dict[int, list[Row]]]
 """Pipelines by their devices, then by microbatches."""
 
 
-def prove_by_enumeration(step: CheckedHybrid, below_s: float) -> Proof:
+def prove_by_enumeration(step: CheckedStep, below_s: float) -> Proof:
     """Whether no plan of two pipelines or more has a step below ``below_s`` seconds."""
     devices, layers = len(step.ids), step.facts.layers
     most = min(devices - 1, layers)
@@ -56,7 +55,7 @@ def prove_by_enumeration(step: CheckedHybrid, below_s: float) -> Proof:
     return Proof(True, f"none of the {played} plans whose pipelines keep it by themselves does with its sums")
 
 
-def _row(step: CheckedHybrid, order: Sequence[int], cuts: Sequence[int], count: int) -> Row:
+def _row(step: CheckedStep, order: Sequence[int], cuts: Sequence[int], count: int) -> Row:
     schedule, stages = step.problem.schedule, len(order)
     return tuple(
         HeldRange(device, start, stop, least_in_flight(schedule, number, stages, count), count)
@@ -64,20 +63,20 @@ def _row(step: CheckedHybrid, order: Sequence[int], cuts: Sequence[int], count: 
     )
 
 
-def _may_keep(step: CheckedHybrid, row: Row, below_s: float) -> bool:
+def _may_keep(step: CheckedStep, row: Row, below_s: float) -> bool:
     """Whether it is allowed, and ends early enough but for its sums."""
     facts = step.facts
     if not (facts.may_be_first(row[0].device) and facts.may_be_last(row[-1].device)):
         return False
     slowest_s = max(step.optimizer_s(held) for held in row)
     # with a delay nobody waits for another's optimizer
-    optimizers = [step.optimizer_s(held) if step.data.delayed else slowest_s for held in row]
+    optimizers = [step.optimizer_s(held) if step.sums.delayed else slowest_s for held in row]
     for held, optimizer_s in zip(row, optimizers, strict=True):
         if step.computes_s(held) + optimizer_s >= below_s:
             return False
         if step.splits_tie(held.start, held.stop):
             return False
-        if not step.data.fits(step.ids[held.device], step.stage_bytes(held)):
+        if not step.fits(step.ids[held.device], step.stage_bytes(held)):
             return False
     return max(end + more for end, more in zip(step.ends(row), optimizers, strict=True)) < below_s
 
@@ -105,14 +104,15 @@ def _shared_out(known: Known, parts: Sequence[frozenset[int]], total: int) -> It
             yield [known[part][count] for part, count in zip(parts, counts, strict=True)]
 
 
-def _keeps(step: CheckedHybrid, rows: Sequence[Row], below_s: float) -> bool:
+def _keeps(step: CheckedStep, rows: Sequence[Row], below_s: float) -> bool:
     """Whether a plan of these pipelines fits, and its step with all sums is below the limit."""
-    groups = [
-        SummedRange(start, stop, step.chosen_trees(start, stop, devices))
-        for start, stop, devices in step.groups(rows)
-    ]
-    for held in (held for row in rows for held in row):
-        need = step.need_bytes(held, groups, DEFAULT_CHUNK_BYTES)
-        if not step.data.fits(step.ids[held.device], need):
+    groups = tuple(
+        SummedRange(start, stop, step.sums.chosen_trees(start, stop, devices), tuple(devices))
+        for start, stop, devices in held_together(step.problem, rows)
+    )
+    plan = ReadPlan(tuple(rows), groups)
+    for held in plan.held:
+        need = step.need_bytes(held, groups, plan.chunk_bytes)
+        if not step.fits(step.ids[held.device], need):
             return False
-    return step.play(rows, groups).iteration_s < below_s
+    return step.play(plan).iteration_s < below_s

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.planner.verification.problem_data import Array, Ints, Proof, sums
-from skyctl.planner.verification.route_bound import Edge
+from skyctl.planner.verification.routes import Edge
+from skyctl.planner.verification.step import CheckedStep
 from skyctl.schedule.actions import least_in_flight
 
 ROUNDING = 1e-11
 """Relative to all prices: how far Σ u must stay below, and to the limit: how far above it still counts."""
 
 
-def prove_by_prices(step: CheckedHybrid, below_s: float, prices: Sequence[float]) -> Proof:
+def prove_by_prices(step: CheckedStep, below_s: float, prices: Sequence[float]) -> Proof:
     """Whether the prices prove that no two pipelines or more have a step below ``below_s`` seconds."""
     worth = np.array(prices, dtype=float)
     if len(worth) != step.facts.layers:
@@ -46,11 +46,11 @@ def prove_by_prices(step: CheckedHybrid, below_s: float, prices: Sequence[float]
 class _StageLimit:
     """What a device can take of a step below a limit, as a part of one of several pipelines."""
 
-    def __init__(self, step: CheckedHybrid, below_s: float) -> None:
+    def __init__(self, step: CheckedStep, below_s: float) -> None:
         self.step = step
         self.below_s = below_s * (1 + ROUNDING) if below_s < math.inf else math.inf
         self.count = step.facts.layers
-        self.sent = sums(np.array(step.data.sizes))
+        self.sent = sums(np.array(step.sums.sizes))
         self.columns = [step.facts.columns(d) for d in range(len(step.ids))]
         self._optimizer_s = float(np.stack([x[2] for x in self.columns]).min(axis=0).max())
 
@@ -76,7 +76,7 @@ class _StageLimit:
             after_s = np.maximum(np.maximum(exposed_s, passed_s), back_s[i]) + wait_s
             own_s = optimizer[stops] - optimizer[i]
             last_s = np.maximum(own_s, self._optimizer_s)
-            if self.step.data.delayed:
+            if self.step.sums.delayed:
                 after_s, last_s = np.maximum(passed_s + own_s, back_s[i]), np.zeros(len(stops))
             each_s = forward[stops] - forward[i] + backward[stops] - backward[i]
             each_s = each_s + 2 * self.step.facts.overhead_table(device)[i, stops]
@@ -84,7 +84,7 @@ class _StageLimit:
             with np.errstate(divide="ignore", invalid="ignore"):
                 counts = np.where(each_s > 0, np.floor(left_s / each_s), np.inf)
             counts = np.where(left_s < 0, 0.0, np.minimum(counts, self._allowed(device, i, stops)))
-            if self.step.data.delayed:
+            if self.step.sums.delayed:
                 counts[self._sums_s(lines, i, wait_s) > self.below_s] = 0.0
             best = max(best, float((counts * (worth[stops] - worth[i])).max()))
         return best
@@ -126,14 +126,14 @@ class _StageLimit:
 
     def _latency_s(self, device: int) -> float:
         """Of its nearest way to another device, and of the nearest way from one."""
-        latency_s = self.step.data.wires.latency_s
+        latency_s = self.step.sums.wires.latency_s
         return sum(
             min(latency_s.get(edge, 0.0) for edge in self._edges(device, out)) for out in (True, False)
         )
 
     def _lines_byte_s(self, device: int, out: bool) -> Array:
         """Seconds of a byte that is cut among its 1, 2, … fastest lines, no further than resources allow."""
-        wires, edges = self.step.data.wires, self._edges(device, out)
+        wires, edges = self.step.sums.wires, self._edges(device, out)
         fastest = sorted(edges, key=wires.line_s)
         byte_s: list[float] = []
         for many in range(1, self.count + 1):

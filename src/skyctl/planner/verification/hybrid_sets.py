@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.planner.verification.problem_data import ProblemData, Proof
 from skyctl.planner.verification.proof_by_paths import MAX_TABLE_CELLS, PathTables, table_cells
+from skyctl.planner.verification.step import CheckedStep
 
 MAX_DEVICES = 11
 ROUNDING = 1e-11
@@ -25,7 +25,7 @@ ROUNDING = 1e-11
 Counts = npt.NDArray[np.int64]
 
 
-def prove_by_sets(step: CheckedHybrid, below_s: float) -> Proof:
+def prove_by_sets(step: CheckedStep, below_s: float) -> Proof:
     """Whether no plan of two pipelines or more has a step below ``below_s`` seconds."""
     devices, wanted = len(step.ids), step.problem.microbatches
     if not 2 <= devices <= MAX_DEVICES or table_cells(step.facts) > MAX_TABLE_CELLS:
@@ -43,9 +43,9 @@ def prove_by_sets(step: CheckedHybrid, below_s: float) -> Proof:
     return Proof(None, "disjoint sets of devices may take all microbatches below it, were there no sums")
 
 
-def _least_after_s(step: CheckedHybrid) -> float:
+def _least_after_s(step: CheckedStep) -> float:
     """What follows the last backward at least: a sum's way out and in, and the slowest optimizer."""
-    wires, ids = step.data.wires, step.ids
+    wires, ids = step.sums.wires, step.ids
     latency_s = min(
         min(wires.latency_s.get((a, b), 0.0) for b in ids if b != a)
         + min(wires.latency_s.get((b, a), 0.0) for b in ids if b != a)
@@ -55,7 +55,7 @@ def _least_after_s(step: CheckedHybrid) -> float:
     return latency_s + float(optimizers.min(axis=0).max())
 
 
-def _keep(step: CheckedHybrid, count: int, limit_s: float) -> npt.NDArray[np.bool_]:
+def _keep(step: CheckedStep, count: int, limit_s: float) -> npt.NDArray[np.bool_]:
     """By set of devices (as bits), whether paths let it end ``count`` microbatches in less."""
     update: dict[str, Any] = {"microbatches": count, "recompute": False}
     facts = ProblemData(step.problem.model_copy(update=update))

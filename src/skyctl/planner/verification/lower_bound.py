@@ -11,30 +11,21 @@ from collections.abc import Callable
 
 from skyctl.planner.verification import (
     proof_by_paths,
-    proof_by_periods,
-    proof_by_prices,
     proof_by_round_trips,
     proof_by_split_backward,
     proof_by_subsets,
     proof_by_witness,
 )
 from skyctl.planner.verification.problem_data import ProblemData, Proof
+from skyctl.planner.verification.verdict import TOLERANCE
 from skyctl.records.plan import Certificate, Witness
 from skyctl.records.problem import Problem
 
-TOLERANCE = 1e-9
-"""Relative: a bound holds where no plan is further below it than that."""
-
 Method = Callable[[ProblemData, float], Proof]
 
-QUICK: tuple[Method, ...] = (
-    proof_by_subsets.few,
-    proof_by_prices.listed,
-    proof_by_periods.prove,
-    proof_by_prices.prove_by_stage_prices,
-)
-LONG: tuple[Method, ...] = (proof_by_subsets.prove, proof_by_prices.prove_by_layer_prices)
-"""Some seconds each."""
+QUICK: tuple[Method, ...] = (proof_by_subsets.few, proof_by_witness.listed)
+LONG: tuple[Method, ...] = (proof_by_subsets.prove,)
+"""Some seconds."""
 
 
 def prove(facts: ProblemData, bound_s: float, witness: Witness | None = None) -> Proof:

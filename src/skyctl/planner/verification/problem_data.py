@@ -204,25 +204,6 @@ class ProblemData:
             ends[self.layers] = False
         return ends
 
-    def starts(self, kind: DeviceKind, stop: int, in_flight: int, below_s: float, work: Array) -> Bools:
-        """Per boundary, whether [it, stop) takes less than ``below_s`` and fits."""
-        out = np.zeros(self.layers + 1, dtype=bool)
-        low = max(0, int(np.searchsorted(work, work[stop] - below_s, side="left")) - 1)
-        begins = np.arange(low, stop)
-        ok = work[stop] - work[begins] < below_s
-        if kind.room_bytes < math.inf:
-            need = self.state[stop] - self.state[begins]
-            need += in_flight * (self.activation[stop] - self.activation[begins])
-            need += self.problem.receive_window * (self.received[stop] + self.received[begins])
-            need += np.maximum.accumulate(self.workspace[low:stop][::-1])[::-1]
-            ok &= need <= kind.room_bytes
-        out[begins] = ok
-        if not kind.may_be_first:
-            out[0] = False
-        if stop == self.layers and not kind.may_be_last:
-            out[:] = False
-        return out
-
     def farthest(self, kind: DeviceKind, in_flight: int, below_s: float, work: Array) -> Ints:
         """Per start (0 … L − 1), the last boundary with less than ``below_s`` that fits (start: none).
 

@@ -13,6 +13,8 @@ that a place has, and without the receive window: more ranges are allowed than p
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 
 from skyctl.planner.verification.problem_data import Array, DeviceKind, Ints, ProblemData, Proof, sums
@@ -30,18 +32,59 @@ def prove(facts: ProblemData, below_s: float, witness: Witness) -> Proof:
     size = float(np.abs(price).sum())
     if not 0 < size < np.inf:
         return Proof(None, "the witness prices no layer")
-    worth = sums(price / size)
     place = np.array(witness.place_prices[: facts.most_stages]) / size
     if len(place):
         place = np.pad(place, (0, facts.most_stages - len(place)))
+    ratio, proved = _held(facts, below_s, price / size, place)
+    if proved:
+        return Proof(True, f"below it, all devices hold at most {ratio:.6%} of the layers, by its witness")
+    return Proof(None, f"by its witness the devices may hold {ratio:.4%} of the layers below it")
+
+
+def listed(facts: ProblemData, below_s: float) -> Proof:
+    """The same by prices that nobody has to bring: time, bytes, and the number of layers."""
+    least = np.inf
+    for name, price in _known_prices(facts):
+        ratio, proved = _held(facts, below_s, price, np.empty(0))
+        if proved:
+            return Proof(
+                True,
+                f"below it, all devices hold at most {ratio:.6%} of the layers, measured by {name} (prices)",
+            )
+        least = min(least, ratio)
+    return Proof(None, f"the devices hold up to {least:.4%} of the layers below it, by time or by bytes")
+
+
+def _held(facts: ProblemData, below_s: float, price: Array, place: Array) -> tuple[float, bool]:
+    """((Σ u + Σ v) ÷ Σ π, whether that proves it) for prices whose sizes add up to 1."""
+    worth = sums(price)
+    total = float(worth[-1])
     held = float(place.sum())
     highest = _RangeMaximum(worth)
     for kind in facts.kinds:
         held += len(kind.members) * _device_price(facts, kind, below_s, highest, place)
-    ratio = held / float(worth[-1]) if worth[-1] > 0 else np.inf
-    if held < float(worth[-1]) - ROUNDING:
-        return Proof(True, f"below it, all devices hold at most {ratio:.6%} of the layers, by its witness")
-    return Proof(None, f"by its witness the devices may hold {ratio:.4%} of the layers below it")
+    return held / total if total > 0 else np.inf, held < total - ROUNDING
+
+
+def _known_prices(facts: ProblemData) -> list[tuple[str, Array]]:
+    """By what they measure, each adding up to 1; where memory is limited mixtures as well."""
+    seconds = [facts.seconds(kind.device) for kind in facts.kinds]
+    shares = [x / x.sum() for x in seconds if x.sum() > 0]
+    out = [("number of layers", np.ones(facts.layers))]
+    if shares:
+        out.append(("time", np.minimum.reduce(shares)))
+    if facts.problem.times:
+        out += [("one device's times", seconds[k]) for k in sorted({0, len(seconds) // 2, len(seconds) - 1})]
+    if facts.limited:
+        out.append(("bytes", np.diff(facts.state) + facts.least_in_flight(1) * np.diff(facts.activation)))
+    out = [(name, np.maximum(price, 0.0) / price.sum()) for name, price in out if price.sum() > 0]
+    if facts.limited:
+        out += [
+            (f"{a} and {b}", share * x + (1 - share) * y)
+            for (a, x), (b, y) in combinations(out, 2)
+            for share in (0.5, 0.8, 0.2)
+        ]
+    return out
 
 
 def _device_price(

@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 
+from skyctl.planner.verification.routes import Edge
 from skyctl.planner.verification.summed_bytes import FormatBytes
 from skyctl.records.problem import Problem
 from skyctl.records.sync import RoutePrices
 
-Edge = tuple[str, str]
 MOST_HELPERS = 4
 """Of devices that may help the same holders over trees, those with the fattest lines count."""
 

@@ -7,10 +7,10 @@ clock with nobody to wait for, and none is slower than all workers' clocks one a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from skyctl.planner.verification.data_step import CheckedRoute, DataStep, Holder
+from skyctl.planner.verification.reading import ReadPlan
+from skyctl.planner.verification.step import CheckedStep
 from skyctl.planner.verification.verdict import Check, is_close
 from skyctl.records.plan import Plan
 
@@ -25,28 +25,27 @@ class StaleStep(NamedTuple):
     clock_s: tuple[float, ...]
 
 
-def stale_step(step: DataStep, holders: Sequence[Holder], trees: Sequence[CheckedRoute]) -> StaleStep:
+def stale_step(step: CheckedStep, read: ReadPlan) -> StaleStep:
     """What each holder's clocks take on average; its route's root holds the weights."""
-    root, size = trees[0].root, math.fsum(step.sizes)
-    _, _, optimizer_s = next(
-        step.layer_times(one.device, one.recompute) for one in holders if one.device == root
-    )
+    wires, size = step.sums.wires, math.fsum(step.sums.sizes)
+    root = read.groups[0].trees[0].root
+    optimizer_s = next(step.optimizer_s(one) for one in read.held if step.ids[one.device] == root)
     compute, clocks = [], []
-    for one in holders:
-        uneven = step.devices[one.device].step_factors or (1.0,)
-        compute_s = one.microbatches * step.microbatch_s(one.device, one.recompute)
-        compute_s *= math.fsum(uneven) / len(uneven)
+    for one in read.held:
+        name = step.ids[one.device]
+        uneven = step.devices[name].step_factors or (1.0,)
+        compute_s = step.computes_s(one) * math.fsum(uneven) / len(uneven)
         compute.append(compute_s)
         parts = [compute_s, optimizer_s]
-        if one.device != root:
+        if name != root:
             parts.append(2 * size * step.devices[root].message_byte_s)
-            for edge in ((one.device, root), (root, one.device)):
-                parts += [size * step.wires.line_s(edge), step.wires.latency_s.get(edge, 0.0)]
+            for edge in ((name, root), (root, name)):
+                parts += [size * wires.line_s(edge), wires.latency_s.get(edge, 0.0)]
         clocks.append(math.fsum(parts))
     return StaleStep(tuple(compute), tuple(clocks))
 
 
-def check_server(plan: Plan, holders: Sequence[Holder], found: StaleStep) -> list[Check]:
+def check_server(plan: Plan, found: StaleStep) -> list[Check]:
     """Who holds the weights, and whether the predicted step is within its bounds."""
     said, first = plan.predicted.stale, plan.pipelines[0].stages[0].device
     roots = [route.root for group in plan.sync.groups for route in group.routes] if plan.sync else []
@@ -58,21 +57,17 @@ def check_server(plan: Plan, holders: Sequence[Holder], found: StaleStep) -> lis
     if said is None:
         return [server, Check(name="value", ok=False, detail="it does not say what staleness gains")]
     least_s, most_s = max(found.clock_s), (1 + PLAYED) * math.fsum(found.clock_s)
-    slowest = holders[found.clock_s.index(least_s)].device
-    unknown = tuple(
-        device.id
-        for one in holders
-        for device in plan.problem.devices
-        if device.id == one.device and not device.step_factors
-    )
+    holders = [stage.device for stage in plan.placed_stages]
+    slowest = holders[found.clock_s.index(least_s)]
+    unknown = {x.id for x in plan.problem.devices if x.id in holders and not x.step_factors}
     claimed_s = plan.certificate.value_s
     ok = is_close(claimed_s, plan.predicted.iteration_s) and is_close(said.bound_s, least_s)
     ok = ok and least_s * (1 - 1e-9) <= claimed_s <= most_s
     ok = ok and claimed_s * (1 - PLAYED) <= said.synchronous_s <= most_s
-    ok = ok and set(said.unknown) == set(unknown)
+    ok = ok and set(said.unknown) == unknown
     ok = ok and any(
-        one.device == said.slowest and is_close(clock_s, least_s)
-        for one, clock_s in zip(holders, found.clock_s, strict=True)
+        name == said.slowest and is_close(clock_s, least_s)
+        for name, clock_s in zip(holders, found.clock_s, strict=True)
     )
     detail = f"{claimed_s:.6g} s claimed, {least_s:.6g} s ({slowest}) to {most_s:.6g} s possible"
     return [server, Check(name="value", ok=ok, detail=detail)]

@@ -13,6 +13,7 @@ class FormatBytes:
     """By layer of a problem.
 
     Attributes:
+        floats: bytes of trained weights in float32.
         passes: how many sums, one after another, a step has.
         first, second: bytes as they are sent, pass by pass.
         kept: bytes that a holder keeps beside gradients.
@@ -21,7 +22,7 @@ class FormatBytes:
     """
 
     def __init__(self, problem: Problem) -> None:
-        floats = [
+        self.floats = floats = [
             x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4 for x in problem.layers
         ]
         none = [0.0] * len(floats)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from skyctl.records.base import Record, Seq
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 
-if TYPE_CHECKING:
-    from skyctl.planner.verification.problem_data import Proof
-
 TOLERANCE = 1e-9
-"""Relative; what the contract calls equal."""
+"""Relative; what the contract calls equal. A bound holds where no plan is further below it than that."""
 
 
 class Check(Record):
@@ -73,23 +68,6 @@ def check_certificate(plan: Plan) -> Check:
     ok = abs(gap - proof.gap) <= TOLERANCE * max(1.0, gap)
     ok = ok and (proof.status != "optimal" or max(gap, proof.gap) <= TOLERANCE)
     return Check(name="certificate", ok=ok, detail=f"{proof.status}, gap {gap:.3g}")
-
-
-def check_bound(plan: Plan, prove: Callable[[float], Proof], unproved: str | None) -> Check:
-    """Whether the certificate's bound holds.
-
-    Args:
-        prove: told the bound in seconds.
-        unproved: what the certificate brings that is to prove it, as in ``its prices do``; None: nothing.
-    """
-    bound_s = plan.certificate.lower_bound_s
-    if bound_s is None:
-        return Check(name="bound", ok=True, detail="none claimed", checked=False)
-    found = prove(bound_s)
-    if found.holds is None and unproved is not None:
-        return Check(name="bound", ok=False, detail=f"{unproved} not prove it; {found.detail}")
-    ok, checked = found.holds is not False, found.holds is not None
-    return Check(name="bound", ok=ok, detail=found.detail, checked=checked)
 
 
 def check_claims(problem: Problem, plan: Plan) -> list[Check]:

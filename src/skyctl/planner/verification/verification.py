@@ -1,29 +1,24 @@
-"""Re-checks a plan and its certificate from the records alone (the bound's proof is in ``lower_bound.py``).
+"""Re-checks a plan and its certificate from the records alone: one way for plans of every form and rhythm.
 
-Shared with the planner is the contract itself: the records, ``schedule.actions``, ``schedule.simulation``,
-and how bytes are written for people. Times, memory and bounds are added up anew (``problem_data.py``).
+Shared with the planner is the contract itself: the records and ``schedule``. Stages, routes, times, memory
+and bounds are read and added up anew.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from skyctl.errors import InputError
-from skyctl.planner.stage_memory import human_bytes
-from skyctl.planner.verification import lower_bound
-from skyctl.planner.verification.data_verification import check_data_plan
-from skyctl.planner.verification.form_bounds import check_forms
-from skyctl.planner.verification.hybrid_verification import check_hybrid_plan
-from skyctl.planner.verification.pipeline_checks import tie_exchange_s
-from skyctl.planner.verification.problem_data import ProblemData
-from skyctl.planner.verification.round_verification import check_round_plan
+from skyctl.planner.verification.bounds import check_bounds, check_forms
+from skyctl.planner.verification.reading import ReadPlan, read_plan, read_stages
+from skyctl.planner.verification.round_step import play_round
+from skyctl.planner.verification.routes import children
+from skyctl.planner.verification.stale_step import check_server, stale_step
+from skyctl.planner.verification.step import CheckedStep, StepTimes
 from skyctl.planner.verification.verdict import (
     TOLERANCE,
     Check,
     Verdict,
-    check_bound,
     check_certificate,
     check_claims,
     check_unused,
@@ -31,62 +26,16 @@ from skyctl.planner.verification.verdict import (
     is_close,
 )
 from skyctl.records.base import require_record
+from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import check_in_flight
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, SimulatedStep, StageTimes, simulate
 
-# Reads a plan's stages from its record, with the words for what is wrong with them.
-
-
-class CheckedStage(NamedTuple):
-    """Layers [start, stop) on a device (its index in the problem), and how they are executed.
-
-    Microbatches in flight, by how many microbatches weight gradients are deferred, whether it recomputes.
-    """
-
-    device: int
-    start: int
-    stop: int
-    in_flight: int
-    weights_behind: int = 0
-    recompute: bool = False
-
-
-def read_stages(problem: Problem, plan: Plan) -> tuple[CheckedStage, ...]:
-    """The stages of a plan of one pipeline.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    index = {device.id: d for d, device in enumerate(problem.devices)}
-    microbatches = problem.microbatches
-    out: list[CheckedStage] = []
-    if len(plan.pipelines) != 1:
-        raise InputError(f"the plan has {len(plan.pipelines)} pipelines; the problem asks for one")
-    if (given := plan.pipelines[0].microbatches) != microbatches:
-        raise InputError(f"the plan's stages run {given} microbatches, the problem has {microbatches}")
-    for number, stage in enumerate(plan.placed_stages):
-        if stage.device not in index:
-            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
-        if not 1 <= stage.in_flight <= microbatches:
-            raise InputError(
-                f"stage {number} keeps {stage.in_flight} in flight, it may be 1 to {microbatches}"
-            )
-        device = index[stage.device]
-        running = (stage.in_flight, stage.weights_behind, stage.recompute)
-        out.append(CheckedStage(device, stage.start, stage.stop, *running))
-    if out[-1].stop != len(problem.layers):
-        raise InputError(f"the plan covers {out[-1].stop} layers, the problem has {len(problem.layers)}")
-    if any(later.in_flight > earlier.in_flight for earlier, later in itertools.pairwise(out)):
-        raise InputError(
-            "the plan's in-flight numbers grow along the pipeline; its stages would wait for ever"
-        )
-    return tuple(out)
+__all__ = ["read_stages", "verify"]  # the planner reads a pipeline by the same reader
 
 
 def verify(problem: Problem, plan: Plan) -> Verdict:
-    """Checks shape, pins, in-flight numbers, memory, the predicted times, the certificate and its bound.
+    """Checks shape, pins, numbers in flight, memory, sums, predicted times, the certificate and its bound.
 
     Raises:
         InputError: no problem, or no plan.
@@ -99,170 +48,183 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
     checks += check_claims(problem, plan)
     checks += check_forms(problem, plan) if same else []
-    if problem.rhythm.is_rounds:
-        checks += check_round_plan(problem, plan)
-    elif problem.parallel == "data":
-        checks += check_data_plan(problem, plan)
-    elif problem.parallel == "hybrid":
-        checks += check_hybrid_plan(problem, plan)
-    else:
-        checks += _check_pipeline(problem, plan)
+    checks += _check_plan(problem, plan)
     return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
 
 
-def _check_pipeline(problem: Problem, plan: Plan) -> list[Check]:
-    """Every check of a plan of one pipeline; fewer where it can't be read."""
+def _check_plan(problem: Problem, plan: Plan) -> list[Check]:
+    """Every check of what a plan says; fewer where it can't be read."""
+    one = problem.parallel == "pipeline" and not problem.rhythm.is_rounds
+    name = "stages" if one else "pipelines"
     try:
-        held = read_stages(problem, plan)
+        read = read_plan(problem, plan)
     except InputError as exc:
-        return [Check(name="stages", ok=False, detail=exc.message)]
-    facts = ProblemData(problem)
-    if not facts.finite():
-        return [Check(name="stages", ok=False, detail="the problem's times or bytes are too large to add up")]
-    in_flight = [stage.in_flight for stage in held]
-    behind = [stage.weights_behind for stage in held]
-    wrong = check_in_flight(problem.schedule, in_flight, problem.microbatches, behind)
-    read = [
-        Check(name="stages", ok=True, detail=f"{len(held)} stages cover {facts.layers} layers"),
-        Check(name="in flight", ok=wrong is None, detail=wrong or f"as {problem.schedule} has it"),
-    ]
-    if wrong is not None:
-        return read
-    needs = [_need_bytes(facts, stage) for stage in held]
-    step, largest = _play(facts, held)
-    exchange_s = tie_exchange_s(problem, [stage[:3] for stage in held])
-    whole_s = step.iteration_s + exchange_s
-    witness = plan.certificate.witness
-    unproved = None if witness is None else "its witness does"
-    return [
-        *read,
-        _recompute(problem, held),
-        check_unused(problem, plan),
-        _pins(facts, held),
-        _memory(facts, held, needs),
-        check_value(plan, largest if problem.objective == "bottleneck" else whole_s),
-        _prediction(plan, step, largest, needs, exchange_s),
-        check_certificate(plan),
-        check_bound(plan, lambda bound_s: lower_bound.prove(facts, bound_s, witness), unproved),
-    ]
+        return [Check(name=name, ok=False, detail=exc.message)]
+    step = CheckedStep(problem)
+    if not step.facts.finite():
+        return [Check(name=name, ok=False, detail="the problem's times or bytes are too large to add up")]
+    in_flight = _in_flight(problem, read)
+    checks = [Check(name=name, ok=True, detail=_words(read, len(problem.layers))), in_flight]
+    if not in_flight.ok:  # nothing can be played
+        return checks
+    checks.append(_recompute(problem, read))
+    if read.groups:
+        checks.append(Check(name="routes", ok=True, detail=f"{len(read.groups)} groups of layers are summed"))
+    if problem.rhythm.is_rounds:
+        checks += [_local_steps(problem, read), _owners(step, read)]
+    checks.append(check_unused(problem, plan))
+    if problem.owners is None or not problem.rhythm.is_rounds:
+        checks.append(_pins(step, read))
+    if len(read.rows) > 1:  # one alone sums what it has cut
+        checks.append(_ties(step, read))
+    needs = [step.need_bytes(one, read.groups, read.chunk_bytes) for one in read.held]
+    checks.append(_memory(step, read, needs))
+    if problem.parallel == "data":
+        checks.append(_helpers(step, plan, read))
+    if problem.rhythm.is_stale and read.groups:
+        server = stale_step(step, read)
+        checks += check_server(plan, server)
+        said_s = plan.predicted.iteration_s
+        idle_s = tuple(max(0.0, said_s - busy_s) for busy_s in server.compute_s)
+        times = StepTimes(said_s, 0.0, server.compute_s, idle_s)
+    else:
+        times = play_round(step, read) if problem.rhythm.is_rounds else step.play(read)
+        largest_s = max(step.layers_s(one) for one in read.held)
+        checks.append(
+            check_value(plan, largest_s if problem.objective == "bottleneck" else times.iteration_s)
+        )
+    checks += [_prediction(plan, step, read, times, needs), check_certificate(plan)]
+    return [*checks, *check_bounds(step, plan)]
 
 
-def _need_bytes(facts: ProblemData, stage: CheckedStage) -> float:
-    """The contract's formula: reserved, state, activations in flight, the largest workspace, the window;
-    weight gradients put off; with recomputation inputs in place of activations, which one layer has then."""
-    layers = facts.problem.layers[stage.start : stage.stop]
-    received = 0.0
-    if stage.start > 0:
-        received += facts.problem.layers[stage.start - 1].output_bytes
-    if stage.stop < facts.layers:
-        received += layers[-1].output_bytes
-    kept = [layer.activation_bytes for layer in layers]
-    once = [layer.workspace_bytes for layer in layers]
-    put_off = 0.0
-    if stage.recompute:
-        once = [layer.activation_bytes + layer.workspace_bytes for layer in layers]
-        for i in range(max(1, stage.start), stage.stop):
-            entering = facts.problem.layers[i - 1].output_bytes
-            kept[i - stage.start] = min(kept[i - stage.start], entering)
-    elif facts.split:
-        put_off = (stage.weights_behind + 1) * math.fsum(layer.deferred_bytes for layer in layers)
-    return (
-        facts.problem.devices[stage.device].reserved_bytes
-        + math.fsum(layer.state_bytes for layer in layers)
-        + stage.in_flight * math.fsum(kept)
-        + put_off
-        + max(once)
-        + facts.problem.receive_window * received
-    )
+def _words(read: ReadPlan, layers: int) -> str:
+    """Of stages, shares and local steps."""
+    told = f"{len(read.held)} stages of {len(read.rows)} pipelines cover {layers} layers each"
+    if len(read.rows) == 1:
+        return f"{len(read.held)} stages cover {layers} layers"
+    shares = [row[0].microbatches for row in read.rows]
+    return f"{told}, and compute {' + '.join(map(str, shares))} microbatches" if len(shares) <= 8 else told
 
 
-def _play(facts: ProblemData, held: tuple[CheckedStage, ...]) -> tuple[SimulatedStep, float]:
-    """(the step, simulated; the largest stage's forward and backward in seconds)."""
-    problem = facts.problem
-    stages, layers_s = [], []
-    for stage in held:
-        part = slice(stage.start, stage.stop)
-        forward, backward, optimizer = (math.fsum(x[part].tolist()) for x in facts.columns(stage.device))
-        weight = min(backward, math.fsum(facts.weights(stage.device)[part].tolist()))
-        overhead_s = facts.stage_overhead_s(stage.device, stage.start, stage.stop)
-        if stage.recompute:
-            stages.append(StageTimes(forward + overhead_s, backward + forward + overhead_s, optimizer))
-        else:
-            stages.append(StageTimes(forward + overhead_s, backward + overhead_s, optimizer, weight))
-        layers_s.append(forward + backward + (forward if stage.recompute else 0.0))
-    links = {(link.source, link.target): link for link in problem.links}
-    shared: dict[tuple[str, str], dict[int, float]] = {}
-    for number, resource in enumerate(problem.shared):
-        for source, target in resource.links:
-            shared.setdefault((source, target), {})[number] = resource.bandwidth_bytes_per_s
-
-    def hop(source: int, target: int, size: float) -> MessageTimes:
-        ends = (problem.devices[source].id, problem.devices[target].id)
-        link = links.get(ends)
-        size *= 1.0 if link is None else link.sent_share
-        also = tuple((number, size / rate) for number, rate in shared.get(ends, {}).items())
-        if link is None:
-            return MessageTimes(shared=also)
-        return MessageTimes(size / link.bandwidth_bytes_per_s, link.latency_s, also)
-
-    boundaries = []
-    for a, b in itertools.pairwise(held):
-        size = problem.layers[a.stop - 1].output_bytes
-        boundaries.append(BoundaryTimes(hop(a.device, b.device, size), hop(b.device, a.device, size)))
-    in_flight = [stage.in_flight for stage in held]
-    behind = [stage.weights_behind for stage in held]
-    step = simulate(
-        problem.schedule, problem.microbatches, in_flight, stages, boundaries, deferred_weights=behind
-    )
-    return step, max(layers_s)
+def _in_flight(problem: Problem, read: ReadPlan) -> Check:
+    """Whether stages keep as many microbatches in flight, and put off as many, as the schedule has it."""
+    for row in read.rows:
+        in_flight = [stage.in_flight for stage in row]
+        behind = [stage.weights_behind for stage in row]
+        wrong = check_in_flight(problem.schedule, in_flight, row[0].microbatches, behind)
+        if wrong is not None:
+            return Check(name="in flight", ok=False, detail=wrong)
+    return Check(name="in flight", ok=True, detail=f"as {problem.schedule} has it")
 
 
-def _recompute(problem: Problem, held: tuple[CheckedStage, ...]) -> Check:
-    """Stages recompute only where the problem lets them, and put nothing off then."""
-    for number, stage in enumerate(held):
-        if stage.recompute and not problem.recompute:
-            detail = f"stage {number} recomputes, the problem does not allow it"
-            return Check(name="recompute", ok=False, detail=detail)
-        if stage.recompute and stage.weights_behind:
-            detail = f"stage {number} recomputes, and its weight gradients are {stage.weights_behind} behind"
-            return Check(name="recompute", ok=False, detail=detail)
-    count = sum(stage.recompute for stage in held)
-    return Check(name="recompute", ok=True, detail=f"{count} of {len(held)} stages recompute")
+def _recompute(problem: Problem, read: ReadPlan) -> Check:
+    """Stages recompute only where the problem and the form let them, and put nothing off then."""
+    side_by_side = problem.parallel == "hybrid" or problem.rhythm.is_rounds
+    for number, stage in enumerate(read.held):
+        wrong = None
+        if stage.recompute and side_by_side:
+            wrong = f"stage {number} recomputes; stages of several pipelines do not"
+        elif stage.recompute and not problem.recompute:
+            wrong = f"stage {number} recomputes, the problem does not allow it"
+        elif stage.recompute and stage.weights_behind:
+            wrong = f"stage {number} recomputes, and its weight gradients are {stage.weights_behind} behind"
+        if wrong is not None:
+            return Check(name="recompute", ok=False, detail=wrong)
+    count = sum(stage.recompute for stage in read.held)
+    return Check(name="recompute", ok=True, detail=f"{count} of {len(read.held)} stages recompute")
 
 
-def _pins(facts: ProblemData, held: tuple[CheckedStage, ...]) -> Check:
-    for device, may, where in (
-        (held[0].device, facts.may_be_first, "first"),
-        (held[-1].device, facts.may_be_last, "last"),
-    ):
-        if not may(device):
-            name = facts.problem.devices[device].id
-            return Check(name="pins", ok=False, detail=f"{name} may not hold the {where} stage")
-    return Check(name="pins", ok=True, detail="first and last stage are where they may be")
+def _local_steps(problem: Problem, read: ReadPlan) -> Check:
+    asked = problem.rhythm.local_steps
+    ok = True
+    if isinstance(asked, tuple):
+        ok = read.local_steps == asked
+    elif isinstance(asked, int):
+        ok = set(read.local_steps) == {asked}
+    detail = "as the problem asks for" if ok else f"the problem asks for {asked}"
+    return Check(name="local steps", ok=ok, detail=detail)
 
 
-def _memory(facts: ProblemData, held: tuple[CheckedStage, ...], needs: list[float]) -> Check:
-    for stage, need in zip(held, needs, strict=True):
-        device = facts.problem.devices[stage.device]
-        if device.memory_bytes is not None and not need <= device.memory_bytes * (1 + 1e-12):
-            detail = f"{device.id} needs {human_bytes(need)}, it has {human_bytes(device.memory_bytes)}"
-            return Check(name="memory", ok=False, detail=detail)
-    return Check(name="memory", ok=True, detail="every stage fits its device")
+def _owners(step: CheckedStep, read: ReadPlan) -> Check:
+    for owner, row in zip(step.problem.owners or (), read.rows, strict=False):
+        for one in row:
+            if node_of(step.ids[one.device]) not in owner:
+                detail = f"{step.ids[one.device]} trains on the data of {'+'.join(owner)}, whose it is not"
+                return Check(name="owners", ok=False, detail=detail)
+    said = "no data is anybody's alone" if step.problem.owners is None else "each trains on its own nodes"
+    return Check(name="owners", ok=True, detail=said)
+
+
+def _pins(step: CheckedStep, read: ReadPlan) -> Check:
+    """Whether first and last stages are on devices that may hold them, and helpers hold nothing."""
+    for row in read.rows:
+        for device, may, where in (
+            (row[0].device, step.facts.may_be_first, "first"),
+            (row[-1].device, step.facts.may_be_last, "last"),
+        ):
+            if not may(device):
+                detail = f"{step.ids[device]} may not hold the {where} stage"
+                return Check(name="pins", ok=False, detail=detail)
+    for one in read.held:
+        if step.ids[one.device] in (step.problem.helpers or ()):
+            detail = f"{step.ids[one.device]} is to help only, and holds layers"
+            return Check(name="pins", ok=False, detail=detail)
+    return Check(name="pins", ok=True, detail="first and last stages are where they may be")
+
+
+def _ties(step: CheckedStep, read: ReadPlan) -> Check:
+    """Whether layers that share parameters are in one stage."""
+    for one in read.held:
+        if step.splits_tie(one.start, one.stop):
+            detail = f"{step.ids[one.device]} holds some of the layers that share parameters, not all"
+            return Check(name="ties", ok=False, detail=detail)
+    return Check(name="ties", ok=True, detail="layers that share parameters are in one stage each")
+
+
+def _memory(step: CheckedStep, read: ReadPlan, needs: Sequence[float]) -> Check:
+    """Whether each stage's device has the bytes that it needs."""
+    for one, need in zip(read.held, needs, strict=True):
+        if short := _shortage(step, step.ids[one.device], need):
+            return Check(name="memory", ok=False, detail=short)
+    return Check(name="memory", ok=True, detail="every stage fits its device, with messages of sums")
+
+
+def _helpers(step: CheckedStep, plan: Plan, read: ReadPlan) -> Check:
+    """Whether those that only add and pass on have the memory for it."""
+    for device in plan.helpers:
+        arriving = sum(children(group.trees).get(device, 0) for group in read.groups)
+        if short := _shortage(step, device, step.helper_bytes(device, arriving, read.chunk_bytes)):
+            return Check(name="helpers", ok=False, detail=short)
+    named = ", ".join(plan.helpers) or "none"
+    return Check(name="helpers", ok=True, detail=f"that add and pass on: {named}")
+
+
+def _shortage(step: CheckedStep, device: str, need: float) -> str | None:
+    """What is missing, in words; None where it fits."""
+    has = step.devices[device].memory_bytes
+    if has is None or step.fits(device, need):
+        return None
+    return f"{device} needs {need:,.0f} bytes, it has {has:,.0f}"
 
 
 def _prediction(
-    plan: Plan, step: SimulatedStep, largest_s: float, needs: list[float], exchange_s: float
+    plan: Plan, step: CheckedStep, read: ReadPlan, times: StepTimes, needs: Sequence[float]
 ) -> Check:
+    """Whether the plan predicts what was found: the step, and each stage's computing, idling and bytes."""
     said = plan.predicted
-    ok = is_close(said.iteration_s, step.iteration_s + exchange_s) and is_close(said.bottleneck_s, largest_s)
-    ok = ok and is_close(said.sync_s, exchange_s)
-    ok = ok and [r.device for r in said.replicas] == [s.device for s in plan.placed_stages]
+    slack = TOLERANCE * max(times.iteration_s, 1e-6)
+    ok = is_close(said.iteration_s, times.iteration_s)
+    ok = ok and is_close(said.bottleneck_s, max(step.layers_s(one) for one in read.held))
+    ok = ok and abs(said.sync_s - times.sync_s) <= slack
+    ok = ok and [x.device for x in said.replicas] == [step.ids[one.device] for one in read.held]
     if ok:
-        slack = TOLERANCE * max(step.iteration_s, 1e-6)
-        for s, replica in enumerate(said.replicas):
+        found = zip(said.replicas, times.compute_s, times.idle_s, needs, strict=True)
+        for one, compute_s, idle_s, need in found:
             # a stage of microseconds beside seconds: its share of a sum's rounding may be more than its own
-            near = abs(replica.compute_s - step.compute_s[s]) <= 1e-3 * slack
-            ok = ok and (near or is_close(replica.compute_s, step.compute_s[s]))
-            ok = ok and abs(replica.idle_s - step.idle_s[s]) <= slack
-            ok = ok and is_close(replica.memory_bytes, needs[s])
-    return Check(name="prediction", ok=ok, detail="simulated again" if ok else "differs from the simulation")
+            near = abs(one.compute_s - compute_s) <= 1e-3 * slack
+            ok = ok and (near or is_close(one.compute_s, compute_s))
+            ok = ok and abs(one.idle_s - idle_s) <= slack
+            ok = ok and is_close(one.memory_bytes, need)
+    return Check(
+        name="prediction", ok=ok, detail="played again" if ok else "differs from what was played again"
+    )

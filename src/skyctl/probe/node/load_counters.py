@@ -7,19 +7,17 @@ processes on the same machine used (``probe/background_load.py``). A count that 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from skyctl.device.cgroup import read_limits
+from skyctl.device.nvidia_smi import run_nvidia_smi
 from skyctl.probe.node.wall_cpu_ratio import thread_schedstat
 
 PROC_STAT = Path("/proc/stat")
 PROC_CPUINFO = Path("/proc/cpuinfo")
 THERMAL_FOLDER = Path("/sys/devices/system/cpu")
-SMI_TIMEOUT_S = 20.0
 
 
 class LoadCounters:
@@ -137,24 +135,9 @@ def gpu_usage() -> list[dict[str, Any]]:
     Returns:
         ``{"index", "uuid", "busy" (0 to 1), "held_bytes"}`` each, as ``nvidia-smi`` gives them.
     """
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
     query = "--query-gpu=index,uuid,utilization.gpu,memory.used"
-    command = [program, query, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SMI_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
     found = []
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+    for line in run_nvidia_smi(query, "--format=csv,noheader,nounits"):
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 4 and fields[0].isdigit():
             busy, held = _number_or_none(fields[2]), _number_or_none(fields[3])

@@ -244,7 +244,6 @@ def _stage_ports(before: Peer | None, after: Peer | None, boundary: Sequence[_Fl
             microbatches=MICROBATCHES,
             window=2,
             device=_CPU,
-            latency_s=0.0,
         )
 
     def outbox(pair: Peer | None, *, backward: bool, window: int | None) -> MessageSender | None:

@@ -77,7 +77,7 @@ class CountRequest:
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class StopMeasuringRequest:
     """All devices have measured their layers, so this one stops measuring its own."""
 
     kind: ClassVar[str] = "stop"
@@ -166,7 +166,7 @@ class QuitRequest:
 ProbeRequest = (
     MeasureRequest
     | CountRequest
-    | StopRequest
+    | StopMeasuringRequest
     | CompareRequest
     | LinkRequest
     | FlowRequest
@@ -176,7 +176,7 @@ ProbeRequest = (
 PROBE_REQUESTS: tuple[type[ProbeRequest], ...] = (
     MeasureRequest,
     CountRequest,
-    StopRequest,
+    StopMeasuringRequest,
     CompareRequest,
     LinkRequest,
     FlowRequest,

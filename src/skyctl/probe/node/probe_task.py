@@ -48,7 +48,7 @@ from skyctl.probe.node.probe_requests import (  # noqa: E402
     LinkRequest,
     MeasureRequest,
     QuitRequest,
-    StopRequest,
+    StopMeasuringRequest,
 )
 from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
@@ -287,7 +287,7 @@ class _ProbeServer:
     def _hear(self, timeout_s: float | None = 0.0) -> None:
         got = None if self._stopped else self._channel.recv(timeout_s)
         request = None if got is None else read_request(PROBE_REQUESTS, got[0])
-        if isinstance(request, StopRequest):
+        if isinstance(request, StopMeasuringRequest):
             self._stopped = True
         elif isinstance(request, CountRequest):
             self._count_s = request.seconds

@@ -32,10 +32,10 @@ from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import BACKEND
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_order import RoutePlace
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import GRADIENTS
+from skyctl.worker.sums.sum_work import SumWork
 
 CHUNK_NUMEL = 65536
 """Of a sum's messages (``records.sync.Sync.chunk_bytes``, in float32)."""
@@ -95,11 +95,11 @@ def _sum_often(end: int, ranks: LoopbackRanks, file: Path) -> list[float]:
     try:
         for step in range(SUMS):
             begun_s = time.process_time()
-            ongoing = OngoingSum(layout, step, kind=GRADIENTS)
-            sums.begin(ongoing)
+            sum_work = SumWork(layout, step, kind=GRADIENTS)
+            sums.begin(sum_work)
             for layer in gradients:
-                ongoing.add_bucket([layer])
-            ongoing.wait()
+                sum_work.add_bucket([layer])
+            sum_work.wait()
             taken_s.append(time.process_time() - begun_s)
     finally:
         group.close()

@@ -36,7 +36,7 @@ from skyctl.checkpoint.replicator_requests import (
     PruneRequest,
     PushedFile,
     ReplicatorRequest,
-    StopRequest,
+    StopReplicatorRequest,
     VerifyRequest,
 )
 from skyctl.checkpoint.shard_client import POLL_S
@@ -322,7 +322,7 @@ class ReplicatorGroup:
         """Ends them all. What they hold stays; of what they were just taking nothing is left."""
         for task in self._tasks.values():
             with suppress(SkyctlError):
-                task.send(write_request(StopRequest()))
+                task.send(write_request(StopReplicatorRequest()))
         deadline = time.monotonic() + STOP_S
         while time.monotonic() < deadline and any(
             not task.ended and self._is_heard(name) for name, task in self._tasks.items()

@@ -74,7 +74,7 @@ def split_inputs(value: Value, sizes: Sequence[int], device: torch.device) -> li
                 "is needed",
                 hint="data(batch_size, seed) must give full batches, samples in the first dimension",
             )
-    parts = [torch.split(tensor.to(device), list(sizes)) for tensor in tensors]
+    parts = [tensor.to(device).split_with_sizes(list(sizes)) for tensor in tensors]
     return [tuple([part.data for part in microbatch]) for microbatch in zip(*parts, strict=True)]
 
 

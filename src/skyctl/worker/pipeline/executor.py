@@ -75,6 +75,7 @@ class Executor:
         *,
         stop_requested: Callable[[], bool] = lambda: False,
         while_waiting: Callable[[], None] = lambda: None,
+        report: StepReport | None = None,
     ) -> StepReport:
         """One step: every microbatch forward and backward (with its weight gradients), then the update.
 
@@ -84,9 +85,10 @@ class Executor:
             stop_requested: asked by the first stage, before its last forward, until it says so: whether this
                 is the last step.
             while_waiting: called once, before the first wait for a gradient, or at the end if there is none.
+            report: of the round's steps so far, to which this step's seconds are added; None: a new one.
         """
         self.progress.phase = f"step {step}"
-        report = StepReport()
+        report = report or StepReport()
         if self.recorder is not None:
             self.recorder.begin(step)
         for receiver in self.stage_io.receivers:
@@ -118,7 +120,6 @@ class Executor:
         self.progress.phase = "sending the last gradients"
         for sender in self.stage_io.senders:
             sender.drain()
-        self.rule.drain()
 
     def _run_microbatches(
         self, step: int, batch: tuple[Any, Any], report: StepReport, stop_requested: Callable[[], bool]

@@ -169,7 +169,6 @@ class MessageReceiver(_MessageStream):
         specs: the tensors of each microbatch's message.
         backward: whether these are gradients.
         window: how many receives are posted ahead.
-        latency_s: how long a small message travels.
         link_dtype: what floats are sent as (None: unchanged).
     """
 
@@ -182,11 +181,10 @@ class MessageReceiver(_MessageStream):
         microbatches: int,
         window: int,
         device: torch.device,
-        latency_s: float,
         link_dtype: str | None = None,
     ) -> None:
         super().__init__(peer, specs, backward=backward, microbatches=microbatches, link_dtype=link_dtype)
-        self._window, self._device, self._latency_s = window, device, latency_s
+        self._window, self._device = window, device
         self._posted: deque[_PostedReceive] = deque()
         self._step = self._next = self._count = 0
 
@@ -226,7 +224,7 @@ class MessageReceiver(_MessageStream):
         end = time.perf_counter()
         if not self._posted:
             self.refill()
-        travelling_s = min(announced - start, self._latency_s)
+        travelling_s = min(announced - start, self._peer.latency_s)
         return ReceivedMessage(
             tensors, flags, announced - start - travelling_s, end - announced + travelling_s
         )

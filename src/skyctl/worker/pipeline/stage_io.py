@@ -64,7 +64,6 @@ def make_stage_io(
             microbatches=microbatches,
             window=window(specs),
             device=device,
-            latency_s=peer.latency_s,
             link_dtype=dtype,
         )
 

@@ -15,26 +15,21 @@ A step of the run is a round: its event, validations and checkpoints follow the 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from skyctl.schedule.rounds import clients_of_round
-from skyctl.worker.peer import Neighbours
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.rank_order import RoundOptions
-from skyctl.worker.rounds.afforded_steps import Affords, StepsComparison, make_affords
 from skyctl.worker.rounds.outer_optimizer import OuterOptimizer
-from skyctl.worker.rounds.round_deadline import RoundDeadline
 from skyctl.worker.rounds.round_start import RoundStart
-from skyctl.worker.rounds.stage_relay import StageRelay
+from skyctl.worker.rounds.step_budget import StepBudget, make_owner_steps
 from skyctl.worker.rounds.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
+from skyctl.worker.stage_group import StageGroup
 from skyctl.worker.updates.stage_update import StageUpdate
 from skyctl.worker.updates.step_report import StepReport
 
@@ -53,11 +48,8 @@ class LocalRounds:
         average: of the weights at a round's end; None: this pipeline is alone.
         outer: steps along what the average changes; None: the weights become the average.
         seeder: of the executor's layers, told the number of each local step.
-        affords: how many local steps the owner can make in a round; None: all of them.
-        comparison: with the numbers that the owner's other stages come to.
-        deadline: of the owner's part of a round; None: there is none.
+        budget: how many local steps it makes in a round.
         first_round: of this attempt.
-        seed: the run's, by which clients are drawn.
     """
 
     def __init__(
@@ -69,16 +61,12 @@ class LocalRounds:
         *,
         outer: OuterOptimizer | None = None,
         seeder: LayerSeeder,
-        seed: int,
-        affords: Affords | None = None,
-        comparison: StepsComparison | None = None,
-        deadline: RoundDeadline | None = None,
+        budget: StepBudget,
         first_round: int = 0,
     ) -> None:
         self._executor, self._update = executor, update
         self._average, self._options, self._outer = average, options, outer
-        self._seeder, self._seed = seeder, seed
-        self._affords, self._comparison, self._deadline = affords, comparison, deadline
+        self._seeder, self._budget = seeder, budget
         self._samples = sum(executor.microbatch_sizes)
         self._next_batch = first_round * options.steps
         self._asked_to_end = False
@@ -107,20 +95,24 @@ class LocalRounds:
         if self._start is not None:
             self._start.take()
         ends = self._asked_to_end
-        wanted = self._steps_of(step, report)
+        wanted = self._budget.begin(step, report)
         counted = wanted == self._options.steps or not self._options.drop_stragglers
         made, loss = 0, 0.0
-        if self._deadline is not None:
-            self._deadline.begin()
         while made < (wanted if counted else 0):
             self._skip_to(step * self._options.steps + made, next_batch)
             self._next_batch += 1
-            done = self._make_local_step(step, made, next_batch, ends, while_waiting)
-            ends = ends or done.is_last
+            self._seeder.step = number = step * self._options.steps + made
+            self._executor.step(
+                number,
+                next_batch,
+                stop_requested=partial(bool, ends),
+                while_waiting=while_waiting,
+                report=report,
+            )
+            ends = ends or report.is_last
             made += 1
-            loss += done.loss or 0.0
-            _add(report, done)
-            if made < wanted and self._is_late(step, made, report):
+            loss += report.loss or 0.0
+            if made < wanted and self._budget.is_spent(step, report):
                 break
         if self._options.drop_stragglers and made < self._options.steps:
             counted = False
@@ -144,52 +136,6 @@ class LocalRounds:
         self._executor.reset_residuals()
         if self._average is not None:
             self._average.reset_residuals()
-
-    def _steps_of(self, round_number: int, report: StepReport) -> int:
-        """How many local steps this pipeline is to make in that round; 0: it does not take part."""
-        options = self._options
-        if options.owner is None:
-            return options.steps
-        chosen = clients_of_round(options.owners, options.clients, self._seed, round_number)
-        if options.index not in chosen:
-            return 0
-        if self._affords is None:
-            return options.steps
-        afforded = min(options.steps, self._affords(round_number))
-        if (comparison := self._comparison) is not None:
-            phase = f"round {round_number}, comparing how many local steps its stages make"
-            with self._wait(phase, report):
-                comparison.compare(round_number, afforded)
-        return afforded
-
-    @contextmanager
-    def _wait(self, phase: str, report: StepReport) -> Iterator[None]:
-        """Meanwhile this rank waits for another one, in that phase."""
-        began = time.perf_counter()
-        with self._executor.progress.waits(phase):
-            yield
-        report.idle_s += time.perf_counter() - began
-
-    def _make_local_step(
-        self,
-        step: int,
-        made: int,
-        next_batch: Callable[[], tuple[Any, Any]],
-        ends: bool,
-        while_waiting: Callable[[], None],
-    ) -> StepReport:
-        number = step * self._options.steps + made
-        self._seeder.step = number
-        return self._executor.step(
-            number, next_batch, stop_requested=lambda: ends, while_waiting=while_waiting
-        )
-
-    def _is_late(self, round_number: int, made: int, report: StepReport) -> bool:
-        """Whether the owner's time in that round is over, after so many local steps."""
-        if self._deadline is None:
-            return False
-        with self._wait(f"round {round_number}, hearing whether its time is over", report):
-            return self._deadline.is_over(round_number, made)
 
     def _skip_to(self, batch: int, next_batch: Callable[[], tuple[Any, Any]]) -> None:
         """Leaves out the batches before that one, of rounds that this pipeline had no or less part in."""
@@ -253,18 +199,6 @@ class LocalRounds:
         report.loss = self._last_part
 
 
-def _add(total: StepReport, one: StepReport) -> None:
-    """Adds a local step's seconds; of other figures the last step's count."""
-    for field in fields(StepReport):
-        value = getattr(one, field.name)
-        if field.name.endswith("_s") and isinstance(value, float):
-            setattr(total, field.name, (getattr(total, field.name) or 0.0) + value)
-        elif isinstance(value, list):
-            getattr(total, field.name).extend(value)
-        elif field.name == "grad_norm" and value is not None:
-            total.grad_norm = value
-
-
 def make_outer_optimizer(options: RoundOptions | None, layers: Sequence[nn.Module]) -> OuterOptimizer | None:
     """The outer optimizer of a stage's layers; None if its weights become the average itself."""
     if options is None or (options.outer_lr == 1 and not options.outer_momentum):
@@ -281,24 +215,14 @@ def make_rounds(
     workload: Workload,
     seeder: LayerSeeder,
     first_round: int,
-    neighbours: Neighbours,
-    tag: int,
+    stages: StageGroup,
 ) -> LocalRounds:
-    """Who makes a workload's rounds in the place of steps.
-
-    Args:
-        tag: the first of two tags that no other message between two stages has.
-    """
+    """Who makes a workload's rounds in the place of steps."""
     model = workload.model
-    affords = make_affords(
+    owner_steps = make_owner_steps(
         model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
     )
-    comparison = deadline = None
-    if affords is not None and options.owner is not None:
-        relay = StageRelay(*neighbours, tag, StepsComparison.NUMBERS)
-        comparison = StepsComparison(options.owner, options.steps, relay)
-    if options.deadline_s is not None:
-        deadline = RoundDeadline(options.deadline_s, StageRelay(*neighbours, tag + 1, RoundDeadline.NUMBERS))
+    budget = StepBudget(options, workload.spec.seed, stages, executor.progress, owner_steps)
     return LocalRounds(
         executor,
         update,
@@ -306,9 +230,6 @@ def make_rounds(
         options,
         outer=outer,
         seeder=seeder,
-        seed=workload.spec.seed,
-        affords=affords,
-        comparison=comparison,
-        deadline=deadline,
+        budget=budget,
         first_round=first_round,
     )

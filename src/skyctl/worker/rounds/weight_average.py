@@ -28,11 +28,11 @@ from skyctl.worker.peer import Peer
 from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.worker.rounds.round_start import RoundStart
 from skyctl.worker.sums.batch_norm_stats import BatchNormStats, batch_norm_stats
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_codecs import chunk_numel
 from skyctl.worker.sums.sum_layout import SumLayout, make_layout
 from skyctl.worker.sums.sum_messages import DIFFERENCES, WEIGHTS
+from skyctl.worker.sums.sum_work import SumWork
 from skyctl.worker.sums.summed_gradients import check_summable, find_trained
 from skyctl.workload.mixed_precision import MasterWeights
 
@@ -176,18 +176,18 @@ class _GroupAverage:
         self._layout: SumLayout = make_layout([whole], shares, chunk_numel(_EXACT, chunk_bytes))
         self._rounded = make_layout([sizes], shares, chunk_numel(format, chunk_bytes))
         self._errors: list[Tensor] | None = None
-        self._ongoing: OngoingSum | None = None
+        self._sum_work: SumWork | None = None
         self._values: list[Tensor] = []
 
     def begin(self, round_number: int, samples: int) -> None:
-        self._ongoing = OngoingSum(self._layout, round_number, kind=WEIGHTS, format=_EXACT)
-        self._sums.begin(self._ongoing, 1)
+        self._sum_work = SumWork(self._layout, round_number, kind=WEIGHTS, format=_EXACT)
+        self._sums.begin(self._sum_work, 1)
         values = self._flat_weights() if self._format == _EXACT else []
         for value in values:
             _scale(value, samples)
         values += [_scale(figure.weighted(1.0), samples, keep_last=True) for figure in self._figures]
         self._values = [*values, torch.tensor([samples], dtype=torch.float32)]
-        self._ongoing.add_bucket(self._values)
+        self._sum_work.add_bucket(self._values)
 
     @property
     def ended_by(self) -> int | None:
@@ -226,12 +226,12 @@ class _GroupAverage:
         elif values:
             torch._foreach_add_(values, self._errors)
         errors = [self._errors]
-        self._ongoing = OngoingSum(
+        self._sum_work = SumWork(
             self._rounded, round_number, kind=DIFFERENCES, format=self._format, errors=errors
         )
-        self._sums.begin(self._ongoing)
+        self._sums.begin(self._sum_work)
         self._values = values
-        self._ongoing.add_bucket(values)
+        self._sum_work.add_bucket(values)
 
     def finish_differences(self, start: RoundStart) -> None:
         """Waits for the sum that was begun, and adds it to what the weights were."""
@@ -259,8 +259,8 @@ class _GroupAverage:
 
     def _summed(self) -> list[Tensor]:
         """Waits for the sum that was begun; what it has made of this holder's values."""
-        assert self._ongoing is not None
-        self._ongoing.wait()
+        assert self._sum_work is not None
+        self._sum_work.wait()
         values, self._values = self._values, []
         return values
 

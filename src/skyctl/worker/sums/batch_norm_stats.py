@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from skyctl.errors import RunError
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import SumLayout
 from skyctl.worker.sums.sum_messages import FIGURES
+from skyctl.worker.sums.sum_work import SumWork
 
 Tensor = torch.Tensor
 
@@ -71,11 +71,11 @@ def average_figures(
         layout: of the figures, as one bucket.
         share: of the step's microbatches, that this holder's figures are of.
     """
-    ongoing = OngoingSum(layout, step, kind=FIGURES)
+    sum_work = SumWork(layout, step, kind=FIGURES)
     values = [figure.weighted(share) for figure in figures]
-    sums.begin(ongoing)
-    ongoing.add_bucket(values)
-    ongoing.wait()
+    sums.begin(sum_work)
+    sum_work.add_bucket(values)
+    sum_work.wait()
     for figure, summed in zip(figures, values, strict=True):
         figure.set(summed)
 

@@ -36,9 +36,9 @@ from skyctl.worker.rank_order import SumGroupOrder
 from skyctl.worker.sums.batch_norm_stats import BatchNormStats, SavedBuffers, batch_norm_stats
 from skyctl.worker.sums.group_sync import GroupSync
 from skyctl.worker.sums.low_rank_gradients import LowRankGradients, seed_of
+from skyctl.worker.sums.pass_layouts import rank_of
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_codecs import FIXED32
-from skyctl.worker.sums.sum_passes import rank_of
 from skyctl.worker.sums.summed_gradients import (
     FloatGradients,
     IntegerGradients,

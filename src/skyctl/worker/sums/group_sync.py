@@ -9,12 +9,12 @@ import torch
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.sums.batch_norm_stats import BatchNormStats, average_figures
 from skyctl.worker.sums.low_rank_gradients import pass_numels
-from skyctl.worker.sums.ongoing_sum import OngoingSum
+from skyctl.worker.sums.pass_layouts import Numels, PassLayouts, buckets_of, rank_of
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_codecs import chunk_numel
 from skyctl.worker.sums.sum_layout import SumLayout, make_layout
 from skyctl.worker.sums.sum_messages import FACTORS, GRADIENTS
-from skyctl.worker.sums.sum_passes import Numels, SumPasses, buckets_of, rank_of
+from skyctl.worker.sums.sum_work import SumWork
 from skyctl.worker.sums.summed_gradients import AGREED_FLAGS, SummedGradients, TrainedParameter
 
 Tensor = torch.Tensor
@@ -56,13 +56,13 @@ class GroupSync:
         self._sizes = _sizes_of(layers, rank_of(format))
         self._numels = self._sizes[0]
         shares = [route.share for route in sums.routes]
-        self._passes = SumPasses(format, chunk_bytes, shares, *self._sizes, uncompressed_steps)
+        self._passes = PassLayouts(format, chunk_bytes, shares, *self._sizes, uncompressed_steps)
         self._empty_layout = make_layout([], shares, 1)
         self._figures_layout: SumLayout | None = None
         if self._figures:
             found = [figure.numel for figure in self._figures]
             self._figures_layout = make_layout([found], shares, chunk_numel("float32", chunk_bytes))
-        self._ongoing: OngoingSum | None = None
+        self._sum_work: SumWork | None = None
         self._taken_count = self._ready_layers = 0
         self._open: list[Tensor] = []
         self._codes = b""
@@ -80,7 +80,7 @@ class GroupSync:
         layout = self._passes.first(step) if self.gradients.is_summable else self._empty_layout
         self.sums.begin(self._make_sum(layout, step), AGREED_FLAGS + len(self.parameters))
 
-    def take_aside(self, step: int, gradients: SummedGradients) -> OngoingSum:
+    def take_aside(self, step: int, gradients: SummedGradients) -> SumWork:
         """A sum, to be begun later, of gradients of ``parameters`` that won't change any more."""
         kept, self.gradients = self.gradients, gradients
         made = self._make_sum(self._passes.first(step), step)
@@ -88,21 +88,21 @@ class GroupSync:
         self.gradients = kept
         return made
 
-    def _make_sum(self, layout: SumLayout, step: int) -> OngoingSum:
-        self._ongoing = made = OngoingSum(layout, step, kind=GRADIENTS, format=self._passes.format)
+    def _make_sum(self, layout: SumLayout, step: int) -> SumWork:
+        self._sum_work = made = SumWork(layout, step, kind=GRADIENTS, format=self._passes.format)
         self._open, self._taken_count, self._ready_layers = [], 0, 0
         return made
 
     def add_ready(self, layer: int) -> None:
         """The gradients of the stage's layers from that one on won't change any more."""
-        assert self._ongoing is not None
+        assert self._sum_work is not None
         ready = min(len(self._numels), len(self._numels) - (layer - self._first))
         while self._ready_layers < ready:
             for _ in self._numels[self._ready_layers]:
                 self._open.append(self.gradients.take(self._taken_count))
                 self._taken_count += 1
             while self._is_bucket_full():
-                self._ongoing.add_bucket(self._open)
+                self._sum_work.add_bucket(self._open)
                 self._open = []
             self._ready_layers += 1
 
@@ -115,13 +115,13 @@ class GroupSync:
 
     def finish(self) -> None:
         """Waits for the sum, and puts it where it is not in place already, or has the step made again."""
-        assert self._ongoing is not None
-        self._ongoing.wait()
+        assert self._sum_work is not None
+        self._sum_work.wait()
         if self.repeats:
             self.gradients.repeat(self._codes)
             return
-        if (layout := self._passes.second(self._ongoing.step)) is not None:
-            again = OngoingSum(layout, self._ongoing.step, kind=FACTORS, format=self._passes.format)
+        if (layout := self._passes.second(self._sum_work.step)) is not None:
+            again = SumWork(layout, self._sum_work.step, kind=FACTORS, format=self._passes.format)
             self.sums.begin(again)
             tensors = iter(self.gradients.second_pass(self._codes))
             layers = [[next(tensors) for _ in layer] for layer in self._sizes[2]]
@@ -140,9 +140,9 @@ class GroupSync:
         self.sums.close()
 
     def _is_bucket_full(self) -> bool:
-        assert self._ongoing is not None
-        bucket = self._ongoing.ready_buckets
-        ends = self._ongoing.layout.last_layer_of
+        assert self._sum_work is not None
+        bucket = self._sum_work.ready_buckets
+        ends = self._sum_work.layout.last_layer_of
         return bucket < len(ends) and ends[bucket] == self._ready_layers
 
 

@@ -23,7 +23,6 @@ from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.transport.work import Work
 from skyctl.worker.peer import FIRST_SUM_TAG, Peer
 from skyctl.worker.rank_order import RoutePlace, SumGroupOrder
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.sum_codecs import SumCodec, is_finite, make_sum_codec
 from skyctl.worker.sums.sum_messages import (
     AGREEMENT,
@@ -34,13 +33,14 @@ from skyctl.worker.sums.sum_messages import (
     SumMessage,
     SumStamp,
 )
+from skyctl.worker.sums.sum_work import SumWork
 
 Tensor = torch.Tensor
 _PostedAgreement = tuple[SumMessage, Work, Peer]
 
 
 class RouteSum:
-    """One rank's part in the sums of one group; ``begin`` then ``OngoingSum.wait``, one sum at a time.
+    """One rank's part in the sums of one group; ``begin`` then ``SumWork.wait``, one sum at a time.
 
     Attributes:
         ended_by: the rank that was first to say, in the first byte that is agreed on, that the run ends;
@@ -68,8 +68,8 @@ class RouteSum:
         self.routes = tuple(routes)
         self._agreement = agreement or self.routes[0]
         self._group, self._peers, self._first_tag = group, peers, first_tag
-        self._inboxes: list[queue.SimpleQueue[OngoingSum | None]] = []
-        self._ongoing: OngoingSum | None = None
+        self._inboxes: list[queue.SimpleQueue[SumWork | None]] = []
+        self._sum_work: SumWork | None = None
         self._agreements: list[_PostedAgreement] = []
         self._agreed: _PostedAgreement | None = None
         self.ended_by: int | None = None
@@ -94,14 +94,14 @@ class RouteSum:
         first_tag = FIRST_SUM_TAG + group.first_tag
         return cls(group.number, group.routes, peers, first_tag, group.agreement, add_up)
 
-    def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
+    def begin(self, sum_work: SumWork, agreed_bytes: int = 0) -> None:
         """Begins a sum; its buckets may come later.
 
         Args:
             agreed_bytes: how many bytes ``agree`` will be given in this sum; 0: it will not be called.
         """
-        self._ongoing = ongoing
-        ongoing.begin(len(self._inboxes))
+        self._sum_work = sum_work
+        sum_work.begin(len(self._inboxes))
         if agreed_bytes:
             route = self._agreement
             nbytes = agreed_bytes + 1  # whether somebody's numbers are not tame
@@ -109,7 +109,7 @@ class RouteSum:
             if route.down_parent is not None:
                 self._agreed = self._post_agreement(route.down_parent, DOWN, nbytes)
         for inbox in self._inboxes:
-            inbox.put(ongoing)
+            inbox.put(sum_work)
 
     def agree(self, own: bytes, largest: int = 1) -> bytes:
         """The maximum of all ranks' bytes, place by place; a helper's are all 0.
@@ -122,43 +122,43 @@ class RouteSum:
         Raises:
             RunError: a peer is gone, or has sent something else; or what ended the sum.
         """
-        assert self._ongoing is not None, "begin() first"
+        assert self._sum_work is not None, "begin() first"
         try:
             return self._agree(own, largest)
         except RunError:
-            error = self._ongoing.error
+            error = self._sum_work.error
             if error is None:
                 raise
         raise error  # not in the handler: where it is the same one, it would be its own cause
 
     def agree_later(self, own: bytes, largest: int = 1) -> None:
-        """As ``agree``, in the background: ``OngoingSum.wait`` waits for it, too."""
-        assert self._ongoing is not None, "begin() first"
-        ongoing = self._ongoing
-        ongoing.add_thread()
+        """As ``agree``, in the background: ``SumWork.wait`` waits for it, too."""
+        assert self._sum_work is not None, "begin() first"
+        sum_work = self._sum_work
+        sum_work.add_thread()
 
         def run() -> None:
             try:
-                ongoing.agreed = self._agree(own, largest)
-                ongoing.agreed_at = time.perf_counter()
+                sum_work.agreed = self._agree(own, largest)
+                sum_work.agreed_at = time.perf_counter()
             except BaseException as exc:  # noqa: BLE001 — raised where the sum is waited for
-                self._fail(ongoing, exc)
-            ongoing.finish_thread()
+                self._fail(sum_work, exc)
+            sum_work.finish_thread()
 
         threading.Thread(target=run, daemon=True, name=f"agreement group {self._group}").start()
 
     def close(self) -> None:
         """Ends the threads, once their connections are closed."""
-        if self._ongoing is not None:
-            self._ongoing.fail(RunError("the sum was given up"))
+        if self._sum_work is not None:
+            self._sum_work.fail(RunError("the sum was given up"))
         for inbox in self._inboxes:
             inbox.put(None)
         self._inboxes.clear()
 
     def _agree(self, found: bytes, largest: int) -> bytes:
-        route, ongoing = self._agreement, self._ongoing
-        assert ongoing is not None
-        found += bytes([not ongoing.is_tame])
+        route, sum_work = self._agreement, self._sum_work
+        assert sum_work is not None
+        found += bytes([not sum_work.is_tame])
         self._note_end(found, None)
         for child, posted in zip(route.up_children, self._agreements, strict=True):
             found = bytes(map(max, found, self._receive_agreement(posted, UP, largest)))
@@ -173,7 +173,7 @@ class RouteSum:
         for _, work in works:
             work.wait()
         self._agreements, self._agreed = [], None
-        ongoing.all_tame = not found[-1]
+        sum_work.all_tame = not found[-1]
         return found[:-1]
 
     def _note_end(self, found: bytes, by: int | None) -> None:
@@ -201,94 +201,94 @@ class RouteSum:
         return payload
 
     def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:
-        assert self._ongoing is not None
-        return SumStamp(AGREEMENT, self._ongoing.step, self._group, 0, direction, 0, nbytes)
+        assert self._sum_work is not None
+        return SumStamp(AGREEMENT, self._sum_work.step, self._group, 0, direction, 0, nbytes)
 
     # --- the threads
 
-    def _start_thread(self, part: Callable[[OngoingSum, int], None], number: int, way: str) -> None:
-        inbox: queue.SimpleQueue[OngoingSum | None] = queue.SimpleQueue()
+    def _start_thread(self, part: Callable[[SumWork, int], None], number: int, way: str) -> None:
+        inbox: queue.SimpleQueue[SumWork | None] = queue.SimpleQueue()
         self._inboxes.append(inbox)
 
         def run() -> None:
-            while (ongoing := inbox.get()) is not None:
+            while (sum_work := inbox.get()) is not None:
                 try:
-                    part(ongoing, number)
+                    part(sum_work, number)
                 except BaseException as exc:  # noqa: BLE001 — raised where the sum is waited for
-                    self._fail(ongoing, exc)
-                ongoing.finish_thread()
+                    self._fail(sum_work, exc)
+                sum_work.finish_thread()
 
         name = f"sums group {self._group} route {number} {way}"
         threading.Thread(target=run, daemon=True, name=name).start()
 
-    def _fail(self, ongoing: OngoingSum, error: BaseException) -> None:
-        ongoing.fail(error)
+    def _fail(self, sum_work: SumWork, error: BaseException) -> None:
+        sum_work.fail(error)
         for peer in self._peers.values():  # whoever waits for this rank is to know
             peer.close()
 
-    def _sum_up(self, ongoing: OngoingSum, number: int) -> None:
+    def _sum_up(self, sum_work: SumWork, number: int) -> None:
         """Adds up every chunk of a route: sends it on, or, at the root, keeps it and sends it down."""
-        route, chunks = self.routes[number], ongoing.layout.routes[number]
+        route, chunks = self.routes[number], sum_work.layout.routes[number]
         if not chunks:
             return
-        codec = make_sum_codec(ongoing.format)
+        codec = make_sum_codec(sum_work.format)
         direction = DOWN if route.up_parent is None else UP
         targets = route.down_children if route.up_parent is None else (route.up_parent,)
-        stamps = self._stamps(ongoing, number, direction, codec)
-        children = [self._incoming(ongoing, number, UP, child, codec) for child in route.up_children]
+        stamps = self._stamps(sum_work, number, direction, codec)
+        children = [self._incoming(sum_work, number, UP, child, codec) for child in route.up_children]
         outgoing = OutgoingMessages([self._peers[rank] for rank in targets], self._tag(number, direction))
         for chunk, stamp in zip(chunks, stamps, strict=True):
-            ongoing.wait_bucket(chunk.bucket)
+            sum_work.wait_bucket(chunk.bucket)
             message = outgoing.take(stamp.nbytes)
             total = codec.total(message.payload, chunk.numel)
-            ongoing.gather(chunk, total)
+            sum_work.gather(chunk, total)
             for child in children:
                 received = child.take()
                 codec.add(total, received.payload)
                 child.release(received)
             codec.encode(total, message.payload)
-            if route.up_parent is None or ongoing.errors is not None:
+            if route.up_parent is None or sum_work.errors is not None:
                 decoded = codec.decode(message.payload, chunk.numel)
                 if route.up_parent is None:
-                    ongoing.scatter(chunk, decoded)
-                if ongoing.errors is not None:
-                    ongoing.keep_error(chunk, total.sub_(decoded))
+                    sum_work.scatter(chunk, decoded)
+                if sum_work.errors is not None:
+                    sum_work.keep_error(chunk, total.sub_(decoded))
             message.stamp(stamp)
             outgoing.send(message)
         outgoing.drain()
 
-    def _sum_buckets(self, ongoing: OngoingSum, _number: int) -> None:
+    def _sum_buckets(self, sum_work: SumWork, _number: int) -> None:
         """Sums bucket after bucket by the backend's own collective."""
         assert self._add_up is not None
-        for bucket in range(ongoing.layout.buckets):
-            ongoing.wait_bucket(bucket)
-            found = ongoing.sum_bucket(bucket, self._add_up)
+        for bucket in range(sum_work.layout.buckets):
+            sum_work.wait_bucket(bucket)
+            found = sum_work.sum_bucket(bucket, self._add_up)
             if not is_finite(found):
-                said = f"the sum of step {ongoing.step}, group {self._group}, bucket {bucket} is not finite, "
-                said += "and what ranks add up is"
-                ongoing.doubt(SpoiltSumError(said, peer_rank=None))
+                said = f"the sum of step {sum_work.step}, group {self._group}, bucket {bucket} is not "
+                said += "finite, and what ranks add up is"
+                sum_work.doubt(SpoiltSumError(said, peer_rank=None))
 
-    def _take_down(self, ongoing: OngoingSum, number: int) -> None:
+    def _take_down(self, sum_work: SumWork, number: int) -> None:
         """Takes every chunk's sum of a route, and sends it on as it is."""
-        route, chunks = self.routes[number], ongoing.layout.routes[number]
+        route, chunks = self.routes[number], sum_work.layout.routes[number]
         if not chunks:
             return
         assert route.down_parent is not None
-        codec = make_sum_codec(ongoing.format)
-        parent = self._incoming(ongoing, number, DOWN, route.down_parent, codec)
+        codec = make_sum_codec(sum_work.format)
+        parent = self._incoming(sum_work, number, DOWN, route.down_parent, codec)
         targets = [self._peers[rank] for rank in route.down_children]
         outgoing = OutgoingMessages(targets, self._tag(number, DOWN), parent.release)
         for chunk in chunks:
-            ongoing.wait_bucket(chunk.bucket)
+            sum_work.wait_bucket(chunk.bucket)
             message = parent.take()
-            ongoing.scatter(chunk, codec.decode(message.payload, chunk.numel))
+            sum_work.scatter(chunk, codec.decode(message.payload, chunk.numel))
             outgoing.send(message)
         outgoing.drain()
 
     def _incoming(
-        self, ongoing: OngoingSum, number: int, direction: int, rank: int, codec: SumCodec
+        self, sum_work: SumWork, number: int, direction: int, rank: int, codec: SumCodec
     ) -> IncomingMessages:
-        stamps, chunks = self._stamps(ongoing, number, direction, codec), ongoing.layout.routes[number]
+        stamps, chunks = self._stamps(sum_work, number, direction, codec), sum_work.layout.routes[number]
         peer = self._peers[rank]
 
         def fault(place: int, payload: Tensor) -> str | None:
@@ -296,18 +296,18 @@ class RouteSum:
             if (found := codec.fault(payload, numel)) is None and not codec.is_finite(payload, numel):
                 said = f"sent {stamps[place]} with NaN or infinity, and what ranks add up is finite"
                 kind = SpoiltPartError if direction == UP else SpoiltSumError
-                ongoing.doubt(kind(f"{peer.name} {said}", peer_rank=rank))
+                sum_work.doubt(kind(f"{peer.name} {said}", peer_rank=rank))
             return found
 
         return IncomingMessages(peer, self._tag(number, direction), stamps, fault)
 
-    def _stamps(self, ongoing: OngoingSum, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
+    def _stamps(self, sum_work: SumWork, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
         """What the messages of a route's chunks must say of themselves."""
         return [
             SumStamp(
-                ongoing.kind, ongoing.step, self._group, number, direction, place, codec.nbytes(chunk.numel)
+                sum_work.kind, sum_work.step, self._group, number, direction, place, codec.nbytes(chunk.numel)
             )
-            for place, chunk in enumerate(ongoing.layout.routes[number])
+            for place, chunk in enumerate(sum_work.layout.routes[number])
         ]
 
     def _tag(self, number: int, direction: int) -> int:

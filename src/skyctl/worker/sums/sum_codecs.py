@@ -85,37 +85,22 @@ class PlainCodec:
         return not self._dtype.is_floating_point or is_finite(payload.view(self._dtype))
 
 
-class RoundedCodec:
+class RoundedCodec(PlainCodec):
     """Sends numbers in a narrower float, and adds them in float32."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        super().__init__(dtype)
         self._scratch = torch.empty(0, dtype=torch.float32)
-
-    def nbytes(self, numel: int) -> int:
-        return numel * self._dtype.itemsize
 
     def total(self, payload: Tensor, numel: int) -> Tensor:  # noqa: ARG002
         if self._scratch.numel() < numel:
             self._scratch = torch.empty(numel, dtype=torch.float32)
         return self._scratch[:numel]
 
-    def add(self, total: Tensor, payload: Tensor) -> None:
-        for own, theirs in _parts(total, payload.view(self._dtype)):
-            own.add_(theirs)
-
     def encode(self, total: Tensor, payload: Tensor) -> None:
+        """Rounds each number."""
         for narrow, exact in _parts(payload.view(self._dtype), total):
             narrow.copy_(exact)
-
-    def decode(self, payload: Tensor, numel: int) -> Tensor:  # noqa: ARG002
-        return payload.view(self._dtype)
-
-    def fault(self, payload: Tensor, numel: int) -> str | None:  # noqa: ARG002
-        return None
-
-    def is_finite(self, payload: Tensor, numel: int) -> bool:  # noqa: ARG002
-        return is_finite(payload.view(self._dtype))
 
 
 class BlockCodec:

@@ -16,7 +16,7 @@ import torch
 from skyctl.transport.work import Work
 from skyctl.worker.peer import Peer
 
-GRADIENTS, FIGURES, AGREEMENT, FACTORS, WEIGHTS, LEAVE, DIFFERENCES = range(7)
+GRADIENTS, FIGURES, AGREEMENT, FACTORS, WEIGHTS, GRANT, DIFFERENCES = range(7)
 """Kinds of messages: chunks of gradients, of other figures, what all ranks agree on, chunks of what is summed
 in a second pass (``low_rank_gradients``), chunks of weights, what a parameter server says with them
 (``push_pull``), and chunks of what weights have changed by in a round (``weight_average``)."""
@@ -28,7 +28,7 @@ AHEAD_BYTES = 512 << 10
 """Of one edge's messages are received ahead, two at least. The word that a further one may come waits behind
 what this end sends over the same line; with 512 KiB in messages of 64 KiB both directions are kept full."""
 _UNDER_WAY = 2
-_KIND_NAMES = ("gradients", "running figures", "agreement", "factors", "weights", "leave", "differences")
+_KIND_NAMES = ("gradients", "running figures", "agreement", "factors", "weights", "grant", "differences")
 _DIRECTION_NAMES = ("up", "down")
 
 
@@ -112,7 +112,7 @@ class IncomingMessages:
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
         largest = max((stamp.nbytes for stamp in stamps), default=0)
-        for _ in range(max(_UNDER_WAY, AHEAD_BYTES // max(1, largest))):
+        for _ in range(min(len(stamps), max(_UNDER_WAY, AHEAD_BYTES // max(1, largest)))):
             self._post()
 
     def take(self) -> SumMessage:

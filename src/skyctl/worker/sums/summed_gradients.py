@@ -8,9 +8,9 @@ most M · 2^(e - 1) after M microbatches, and then rounded once to the parameter
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ class TrainedParameter:
     master: nn.Parameter
 
 
-class SummedGradients(Protocol):
+class SummedGradients(ABC):
     """The gradients of a group's parameters, by their place. What holds of them is said in codes of a byte.
 
     Attributes:
@@ -45,59 +45,59 @@ class SummedGradients(Protocol):
         is_summable: False where the next pass of a step only finds codes, and nothing is to be summed.
     """
 
-    largest_code: int
+    largest_code = 1
+
+    def __init__(self, parameters: Sequence[TrainedParameter]) -> None:
+        self._masters = [parameter.master for parameter in parameters]
 
     @property
-    def is_summable(self) -> bool: ...
-    def restart(self) -> None:
+    def is_summable(self) -> bool:
+        """Whether there is anything to sum."""
+        return True
+
+    def restart(self) -> None:  # noqa: B027 — most formats have nothing to do here
         """A step begins, or begins again."""
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int) -> None:  # noqa: B027
         """The step's last backward is next."""
 
-    def end_microbatch(self) -> None:
+    def end_microbatch(self) -> None:  # noqa: B027
         """A microbatch's backward is over, and is not the last."""
 
+    @abstractmethod
     def take(self, place: int) -> Tensor:
         """A parameter's own numbers, after its last backward: flat; they will hold the sum in the end."""
 
+    @abstractmethod
     def codes(self) -> bytes:
         """Of all parameters, once all are taken."""
 
     def overflows(self) -> bool:
         """Whether the step must be made again, once all are taken."""
+        return False
 
-    def repeat(self, codes: bytes) -> None:
+    def repeat(self, codes: bytes) -> None:  # noqa: ARG002
         """The step is made again; ``codes``: what all ranks have agreed on. RunError: there is no need to."""
+        raise RunError("a rank wants a step to be made again, and sums of floats never need that")
 
-    def second_pass(self, codes: bytes) -> Sequence[Tensor]:
+    def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
         """What is summed after what was taken, in the same order: flat tensors; most formats have nothing."""
+        return ()
 
+    @abstractmethod
     def finish(self, codes: bytes) -> None:
         """All is summed: puts the sums where optimizers look for them."""
 
-    def reset_residuals(self) -> None:
+    def reset_residuals(self) -> None:  # noqa: B027
         """Drops what a run that resumes here would not have, and that makes a difference to its sums."""
 
 
-class FloatGradients:
+class FloatGradients(SummedGradients):
     """Sums of floats; a gradient that is None counts as zeros unless it is None everywhere."""
 
-    largest_code = 1
-    is_summable = True
-
     def __init__(self, parameters: Sequence[TrainedParameter]) -> None:
-        self._masters = [parameter.master for parameter in parameters]
+        super().__init__(parameters)
         self._taken: list[tuple[Tensor, bool]] = []
-
-    def restart(self) -> None:
-        """Nothing: gradients are None, or go on from what they are."""
-
-    def begin(self, step: int) -> None:
-        """Nothing: all steps are alike."""
-
-    def end_microbatch(self) -> None:
-        """Nothing: backwards accumulate."""
 
     def take(self, place: int) -> Tensor:
         """The gradient itself where it is contiguous."""
@@ -116,26 +116,11 @@ class FloatGradients:
         """1 where this rank has a gradient."""
         return bytes(had for _, had in self._taken)
 
-    def overflows(self) -> bool:
-        """Never."""
-        return False
-
-    def repeat(self, codes: bytes) -> None:  # noqa: ARG002
-        """Raises RunError: no honest rank asks for that."""
-        raise RunError("a rank wants a step to be made again, and sums of floats never need that")
-
-    def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
-        """Nothing: this format has one pass."""
-        return ()
-
     def finish(self, codes: bytes) -> None:
         """Where a gradient was summed in place it is there already."""
         for place, ((flat, had), present) in enumerate(zip(self._taken, codes, strict=True)):
             self._put(place, flat, had, present=bool(present))
         self._taken = []
-
-    def reset_residuals(self) -> None:
-        """Sums of floats keep nothing from step to step."""
 
     def _put(self, place: int, flat: Tensor, had: bool, *, present: bool) -> None:
         """Puts a sum into the gradient. ``had``: there was one before; ``present``: some rank had one."""
@@ -166,7 +151,7 @@ class DetachedGradients(FloatGradients):
         self._taken = []
 
 
-class IntegerGradients:
+class IntegerGradients(SummedGradients):
     """Sums of integers: four bytes for each number trained, which become the gradient's own in the end.
 
     Attributes:
@@ -179,7 +164,7 @@ class IntegerGradients:
     largest_code = NOT_FINITE
 
     def __init__(self, parameters: Sequence[TrainedParameter], microbatches: int) -> None:
-        self._masters = [parameter.master for parameter in parameters]
+        super().__init__(parameters)
         self.exponents = SharedExponents(len(parameters), microbatches)
         self._integers: list[Tensor | None] = []
         self._magnitudes: list[Tensor | None] = []
@@ -198,9 +183,6 @@ class IntegerGradients:
         self._codes = b""
         for master in self._masters:
             master.grad = None
-
-    def begin(self, step: int) -> None:
-        """Nothing: all steps are alike."""
 
     def end_microbatch(self) -> None:
         """Takes every gradient, so that the next backward begins a new one."""
@@ -233,13 +215,6 @@ class IntegerGradients:
         """Takes exponents that fit."""
         self.exponents.widen(codes)
         self.restart()
-
-    def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
-        """Nothing: this format has one pass."""
-        return ()
-
-    def reset_residuals(self) -> None:
-        """Nothing: a run that resumes finds exponents by itself, and makes a step again for it."""
 
     def finish(self, codes: bytes) -> None:
         """Gradients are made of the integers, in their memory; NaN where one was not finite."""

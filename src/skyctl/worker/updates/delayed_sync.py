@@ -3,7 +3,7 @@
 A step's gradients are taken out of the parameters after its last backward, so that the next backwards make
 new ones: there are two sets of gradients, and one of weights. What ranks agree on about a step they agree on
 in the background, too. So where a pipeline is told in step k that the run ends, all know it after step k + 1,
-which is then the last. Which steps wait for their own sum (*settle*) is in ``sum_delay``.
+which is then the last. Which steps wait for their own sum (*settle*) is in ``update_delay``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from skyctl.errors import RunError
 from skyctl.worker.sums.gradient_sync import GradientSync, SyncReport
 from skyctl.worker.sums.group_sync import GroupSync
-from skyctl.worker.sums.ongoing_sum import OngoingSum
 from skyctl.worker.sums.sum_codecs import FIXED32
+from skyctl.worker.sums.sum_work import SumWork
 from skyctl.worker.sums.summed_gradients import AGREED_FLAGS, DetachedGradients
-from skyctl.worker.updates.sum_delay import SumDelay
+from skyctl.worker.updates.update_delay import UpdateDelay
 
 
 class DelayedSync(GradientSync):
@@ -35,7 +35,7 @@ class DelayedSync(GradientSync):
         Otherwise as ``GradientSync``.
     """
 
-    def __init__(self, delay: SumDelay, *parts: Any, **options: Any) -> None:
+    def __init__(self, delay: UpdateDelay, *parts: Any, **options: Any) -> None:
         if options.get("format") == FIXED32:
             raise RunError(f"{FIXED32} may have to make a step again, and with a delay the next one is done")
         super().__init__(*parts, **options)
@@ -80,7 +80,7 @@ class DelayedSync(GradientSync):
         """
         ended = time.perf_counter()
         told = [one.finish() for one in self._pending]
-        began = max(one.ongoing.agreed_at for one in self._pending)
+        began = max(one.sum_work.agreed_at for one in self._pending)
         self._pending = []
         waited_s = time.perf_counter() - ended
         idle_s = min(waited_s, max(0.0, began - ended))  # some holder had not come so far
@@ -93,16 +93,16 @@ class _PendingSum:
     def __init__(self, group: GroupSync, step: int) -> None:
         self._group = group
         self.gradients = DetachedGradients(group.parameters)
-        self.ongoing: OngoingSum = group.take_aside(step, self.gradients)
+        self.sum_work: SumWork = group.take_aside(step, self.gradients)
 
     def begin(self, is_last: bool) -> None:
         """No other sum of the group is under way any more."""
         own = bytes([is_last, False, *self.gradients.codes()])
-        self._group.sums.begin(self.ongoing, len(own))
+        self._group.sums.begin(self.sum_work, len(own))
         self._group.sums.agree_later(own, self.gradients.largest_code)
 
     def finish(self) -> bool:
         """Waits for the sum, and gives it to the parameters; whether any holder was told to end."""
-        self.ongoing.wait()
-        self.gradients.finish(self.ongoing.agreed[AGREED_FLAGS:])
-        return bool(self.ongoing.agreed[0])
+        self.sum_work.wait()
+        self.gradients.finish(self.sum_work.agreed[AGREED_FLAGS:])
+        return bool(self.sum_work.agreed[0])

@@ -28,8 +28,8 @@ from skyctl.workload.optimizers import copy_name
 Tensor = torch.Tensor
 
 
-class Leave(NamedTuple):
-    """What a worker is told with the weights for its next clock.
+class Grant(NamedTuple):
+    """A worker's permission to begin its next clock, told with the weights for it.
 
     Attributes:
         end: the last clock of the run, where it was told to end early and has not ended before; else None.
@@ -77,7 +77,7 @@ class RootWeights:
 
 
 class ParameterRoot:
-    """The clocks and the weights; ``push`` and ``take_leave`` are called by a thread for each worker.
+    """The clocks and the weights; ``push`` and ``take_grant`` are called by a thread for each worker.
 
     Attributes:
         ended_by: the worker that was first to want the run to end; None: none has.
@@ -149,7 +149,7 @@ class ParameterRoot:
                 self._meeting, self._is_resumed = slowest, self._is_last(slowest - 1)
             self._changed.notify_all()
 
-    def take_leave(self, worker: int, out: Tensor) -> Leave:
+    def take_grant(self, worker: int, out: Tensor) -> Grant:
         """Waits until the worker may begin its next clock, and copies the weights for it.
 
         Args:
@@ -169,7 +169,7 @@ class ParameterRoot:
             self._granted[worker] = done
             if self._meeting == done:
                 self._changed.notify_all()
-            return Leave(self._end, min(self._finished.values()), held_s)
+            return Grant(self._end, min(self._finished.values()), held_s)
 
     def resume(self) -> None:
         """The root's own worker goes on: nobody looks at the weights of the last meeting any more."""

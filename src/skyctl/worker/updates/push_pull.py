@@ -1,7 +1,7 @@
-"""What a worker and its parameter server send each other: gradients there, leave and weights back.
+"""What a worker and its parameter server send each other: gradients there, a grant and weights back.
 
-Leave is what a worker needs to begin its next clock. A push is a head (whether the worker was told to end,
-and which parameters have a gradient) and the numbers in chunks; the answer is a head (``Leave``) and the
+A grant is the root's permission to begin the next clock. A push is a head (whether the worker was told to
+end, and which parameters have a gradient) and the numbers in chunks; the answer is a head (``Grant``) and the
 weights in chunks. Every message says which clock it is of (``sum_messages``), so that a mix-up or a lie is an
 error, and not a wrong sum.
 """
@@ -19,7 +19,7 @@ from skyctl.worker.peer import Peer
 from skyctl.worker.sums.sum_messages import (
     DOWN,
     GRADIENTS,
-    LEAVE,
+    GRANT,
     UP,
     WEIGHTS,
     IncomingMessages,
@@ -27,11 +27,11 @@ from skyctl.worker.sums.sum_messages import (
     SumMessage,
     SumStamp,
 )
-from skyctl.worker.updates.parameter_root import Leave
+from skyctl.worker.updates.parameter_root import Grant
 
 Tensor = torch.Tensor
 NUMBER_BYTES = 4
-_LEAVE = struct.Struct("=qqd")
+_GRANT = struct.Struct("=qqd")
 _NO_END = -1
 
 
@@ -81,16 +81,16 @@ class PushPull:
         head = self._receive(clock, UP, GRADIENTS, 1 + self._parameters, _push_fault, out)
         return Push(bool(head[0]), head[1:])
 
-    def send_answer(self, clock: int, leave: Leave, weights: Tensor) -> None:
+    def send_answer(self, clock: int, grant: Grant, weights: Tensor) -> None:
         """Answers the push of a clock."""
-        end = _NO_END if leave.end is None else leave.end
-        self._send(clock, DOWN, WEIGHTS, _LEAVE.pack(end, leave.slowest, leave.held_s), weights)
+        end = _NO_END if grant.end is None else grant.end
+        self._send(clock, DOWN, WEIGHTS, _GRANT.pack(end, grant.slowest, grant.held_s), weights)
 
-    def receive_answer(self, clock: int, out: Tensor, *, staleness: int | None, steps: int) -> Leave:
+    def receive_answer(self, clock: int, out: Tensor, *, staleness: int | None, steps: int) -> Grant:
         """Receives the answer to a push, and the weights into ``out``.
 
         Args:
-            staleness: as the root has it; it can't give leave for more.
+            staleness: as the root has it; it can't grant more.
             steps: of the run.
 
         Raises:
@@ -99,23 +99,23 @@ class PushPull:
         """
 
         def fault(head: bytes) -> str | None:
-            end, slowest, held_s = _LEAVE.unpack(head)
+            end, slowest, held_s = _GRANT.unpack(head)
             if end != _NO_END and not clock <= end < steps:
                 return f"an end after clock {end}"
             if not 0 <= slowest <= clock + 1:
                 return f"a slowest worker that has finished {slowest} clocks"
             if staleness is not None and clock + 1 - slowest > staleness:
-                return f"leave to be {clock + 1 - slowest} clocks ahead, {staleness} at most"
+                return f"a grant to be {clock + 1 - slowest} clocks ahead, {staleness} at most"
             return None if math.isfinite(held_s) and held_s >= 0.0 else f"{held_s} seconds"
 
-        head = self._receive(clock, DOWN, WEIGHTS, _LEAVE.size, fault, out)
-        end, slowest, held_s = _LEAVE.unpack(head)
-        return Leave(None if end == _NO_END else end, slowest, held_s)
+        head = self._receive(clock, DOWN, WEIGHTS, _GRANT.size, fault, out)
+        end, slowest, held_s = _GRANT.unpack(head)
+        return Grant(None if end == _NO_END else end, slowest, held_s)
 
     def _send(self, clock: int, direction: int, kind: int, head: bytes, numbers: Tensor) -> None:
         message = SumMessage(len(head))
         message.fill(head)
-        message.stamp(self._stamp(LEAVE, clock, direction, 0, len(head)))
+        message.stamp(self._stamp(GRANT, clock, direction, 0, len(head)))
         first = OutgoingMessages([self._peer], self._tag + direction)
         first.send(message)
         outgoing = OutgoingMessages([self._peer], self._tag + 2 + direction)
@@ -136,7 +136,7 @@ class PushPull:
         fault: Callable[[bytes], str | None],
         out: Tensor,
     ) -> bytes:
-        stamp = self._stamp(LEAVE, clock, direction, 0, head_bytes)
+        stamp = self._stamp(GRANT, clock, direction, 0, head_bytes)
         heads = IncomingMessages(
             self._peer,
             self._tag + direction,

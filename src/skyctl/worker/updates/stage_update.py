@@ -35,11 +35,6 @@ class StageUpdate:
     recorder: TraceRecorder | None = None
     terms: list[Callable[[], None]] = field(default_factory=list)
 
-    def begin(self, step: int) -> None:
-        """A step's first forward is next."""
-        if self.clipper is not None:
-            self.clipper.begin(step)
-
     def prepare(self, step: int, report: StepReport) -> None:
         """Gradients are all there: adds the terms, and clips."""
         for term in self.terms:
@@ -62,11 +57,6 @@ class StageUpdate:
         """``prepare``, then ``apply``."""
         self.prepare(step, report)
         self.apply(step, report)
-
-    def drain(self) -> None:
-        """Waits until everything that was sent has left."""
-        if self.clipper is not None:
-            self.clipper.drain()
 
     def _step_optimizer(self) -> None:
         assert self.optimizer is not None

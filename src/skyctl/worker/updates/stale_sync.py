@@ -27,7 +27,7 @@ from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_codecs import chunk_numel
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.summed_gradients import check_dense, find_trained
-from skyctl.worker.updates.parameter_root import Leave, ParameterRoot, RootWeights
+from skyctl.worker.updates.parameter_root import Grant, ParameterRoot, RootWeights
 from skyctl.worker.updates.push_pull import Push, PushPull
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.optimizers import weight_name
@@ -154,23 +154,23 @@ class StaleSync:
         self._has_ended |= is_last
         if self._root is not None:
             self._root.push(self._rank, self._clock, self._numbers, push.present, wants_end=push.wants_end)
-            leave = self._root.take_leave(self._rank, self._numbers)
+            grant = self._root.take_grant(self._rank, self._numbers)
             teller = self._root.ended_by
             if self._root.is_last(self._clock):
                 self._end_serving(self._root)
         else:
             ((teller, line),) = self._lines.items()
             line.send_push(self._clock, push, self._numbers)
-            leave = line.receive_answer(
+            grant = line.receive_answer(
                 self._clock, self._numbers, staleness=self._staleness, steps=self._steps
             )
-        if leave.end is not None and not self._has_ended:
+        if grant.end is not None and not self._has_ended:
             self._has_ended, self.ended_by = True, teller
         self._set_weights()
         waited_s = time.perf_counter() - began
-        held_s = min(leave.held_s, waited_s)
-        ahead = self._clock + 1 - leave.slowest
-        return SyncReport(held_s, waited_s - held_s, leave.end == self._clock, repeats=False, ahead=ahead)
+        held_s = min(grant.held_s, waited_s)
+        ahead = self._clock + 1 - grant.slowest
+        return SyncReport(held_s, waited_s - held_s, grant.end == self._clock, repeats=False, ahead=ahead)
 
     def average_figures(self, step: int) -> None:
         """As ``GradientSync.average_figures``; all workers have just met."""
@@ -223,8 +223,8 @@ class StaleSync:
             for clock in range(first, self._steps):
                 push = line.receive_push(clock, numbers)
                 root.push(peer, clock, numbers, push.present, wants_end=push.wants_end)
-                leave: Leave = root.take_leave(peer, numbers)
-                line.send_answer(clock, leave, numbers)
+                grant: Grant = root.take_grant(peer, numbers)
+                line.send_answer(clock, grant, numbers)
                 if root.is_last(clock):
                     return
         except BaseException as exc:  # noqa: BLE001 — raised where the root's own worker meets it

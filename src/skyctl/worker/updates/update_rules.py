@@ -46,7 +46,6 @@ class EachStep:
 
     def start_step(self, step: int, report: StepReport) -> None:  # noqa: ARG002 — others tell it
         """The step's first forward is next."""
-        self._update.begin(step)
         if self._sync is not None:
             self._sync.start_step()
 
@@ -90,10 +89,6 @@ class EachStep:
         """Drops what a run that resumes here would not have: it is to go on alike."""
         if self._sync is not None:
             self._sync.reset_residuals()
-
-    def drain(self) -> None:
-        """Waits until everything that was sent has left."""
-        self._update.drain()
 
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""

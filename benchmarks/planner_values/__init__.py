@@ -1,0 +1,1 @@
+"""What the planner finds, recorded and compared: ``benchmarks/planner_record.py``."""

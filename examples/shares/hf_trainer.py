@@ -1,0 +1,41 @@
+"""scripts/hf_trainer.py with shares: Trainer weights its loss by tokens itself, so there is no weigh()."""
+
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+from skyctl.torch import sampler, share
+
+
+class SharesTrainer(Trainer):
+    def get_train_dataloader(self):
+        dealt = sampler(self.train_dataset, 24, seed=self.args.seed)
+        loader = DataLoader(self.train_dataset, batch_sampler=dealt, collate_fn=self.data_collator)
+        loader.set_epoch = dealt.set_epoch
+        return loader
+
+
+def main():
+    set_seed(0)
+    start = torch.randint(0, 60, (480, 1))
+    tokens = (start + torch.arange(24)) % 64
+    dataset = Dataset.from_dict({"input_ids": tokens.tolist(), "labels": tokens.tolist()})
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    arguments = TrainingArguments(
+        output_dir="hf_trainer",
+        per_device_train_batch_size=share(24),
+        num_train_epochs=2,
+        learning_rate=1e-2,
+        logging_steps=10,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = SharesTrainer(model=model, args=arguments, train_dataset=dataset)
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""``skyctl run``: any script on the cluster's nodes, with torchrun's contract."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.command_output import Output, format_count
+from skyctl.cli.command_runner import command
+from skyctl.cli.mistyped_words import AFTER_DASHES
+from skyctl.cli.node_numbers import numbers_by_node, ranks_by_node, speeds_by_node, uncounted_nodes
+from skyctl.cli.options import (
+    ClusterOptions,
+    ClusterTarget,
+    ConnectionOptions,
+    DryRunOption,
+    YesOption,
+)
+from skyctl.cli.run_options import HoldOption
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.records.cluster import Cluster, Node
+    from skyctl.records.script_request import ScriptKind, ScriptRequest
+
+SCRIPT_SUFFIXES = (".py", ".pyc", ".pyz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions(ConnectionOptions, ClusterOptions):
+    """All options of ``run``; they stand before the script, whose own come after it."""
+
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="Run a module of this folder: python -m MODULE.")
+    ] = False
+    per_node: Annotated[
+        str | None,
+        typer.Option(
+            "--per-node",
+            metavar="gpu|N|NODE=N,…",
+            help="Ranks of each node; default: its GPUs as cluster.yaml or a probe knows them, else 1; gpu "
+            "asks the node where neither does.",
+        ),
+    ] = None
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            "--shares",
+            metavar="NODE=SAMPLES,…",
+            help="Samples of a step by node, in place of shares by measured speed.",
+        ),
+    ] = None
+    balance: Annotated[
+        int | None,
+        typer.Option(
+            "--balance",
+            min=1,
+            metavar="STEPS",
+            help="Time so many steps of the script with equal shares first, then start it with shares that "
+            "let all ranks finish together.",
+        ),
+    ] = None
+    ship: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ship",
+            metavar="NAME",
+            help="Send only this file or folder of this folder, repeatable; default: all of it that "
+            ".gitignore and .skyctlignore leave, with a command after -- its program.",
+        ),
+    ] = None
+    workdir: Annotated[
+        str | None,
+        typer.Option(
+            "--workdir", metavar="DIR", help="Work in this folder of the nodes; nothing is sent then."
+        ),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME=VALUE", help="A variable for every rank; NAME alone: as it is here."
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="DIR",
+            help="What ranks write to this folder comes home to it, at the end and at Ctrl-C; . is all of "
+            "what they write where they work.",
+        ),
+    ] = None
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--min-nodes",
+            min=1,
+            metavar="N",
+            help="Go on without nodes that are lost while so many are left; default: all are needed.",
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int,
+        typer.Option("--max-restarts", min=0, metavar="N", help="Start all ranks anew after one has failed."),
+    ] = 0
+    stall: Annotated[
+        float,
+        typer.Option(
+            "--stall",
+            min=0,
+            metavar="SECONDS",
+            help="End ranks that all have neither printed nor used a processor for so long; 0: never.",
+        ),
+    ] = 1800.0
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port", min=1, max=65535, metavar="PORT", help="Default: one that is free there."
+        ),
+    ] = None
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave the run to the background once it runs, and return.")
+    ] = False
+    hold: HoldOption = 43_200.0
+    yes: YesOption = False
+    dry_run: DryRunOption = False
+
+
+@command
+def run(
+    out: Output,
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|-- COMMAND [ARGS]…",
+            help="A Python file, a module, or any command, with its own arguments.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    options: ScriptOptions,
+) -> None:
+    """Run a script on the cluster's nodes, with torchrun's environment.
+
+    Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and all else that torchrun sets.
+    In ARGS {share:64} is this rank's part of 64 samples, by measured speed; {rank}, {local_rank},
+    {world_size}, {node} and {node_rank} are replaced as well; {{ is a brace.
+    The folder that you are in is sent to the nodes, where each rank works in a copy of it.
+    """
+    if not words:
+        raise InputError(
+            "what is to be run? give a SCRIPT, -m MODULE, or -- COMMAND",
+            hint="skyctl run train.py --lr 0.1: options of the script come after it",
+        )
+    kind = _kind(words, options, after_dashes=bool(context.meta.get(AFTER_DASHES)))
+    target = options.load()
+
+    def request_with(counted: Mapping[str, int]) -> ScriptRequest:
+        return make_request(kind, words, options, target.cluster, counted)
+
+    if options.dry_run:
+        _show_ranks(out, request_with({}))
+        return
+    uncounted = uncounted_nodes(options.per_node, target.cluster)
+    _run(out, target, request_with, uncounted, options)
+
+
+def _kind(words: Sequence[str], options: ScriptOptions, *, after_dashes: bool) -> ScriptKind:
+    """Whether a file, a module or a command is to be run. Raises InputError where it is not there."""
+    first = words[0]
+    if options.module:
+        return "module"
+    if after_dashes and not first.endswith(SCRIPT_SUFFIXES):
+        return "command"
+    if first.endswith(SCRIPT_SUFFIXES) or (options.workdir is None and Path(first).is_dir()):
+        if options.workdir is None and not Path(first).exists():
+            from skyctl.workload.workload_spec import similar_files
+
+            near = similar_files(first, ".py")
+            guess = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise InputError(
+                f"there is no script {first}{guess}",
+                hint="a script that only the nodes have is run in their folder: --workdir DIR",
+            )
+        return "script"
+    raise InputError(
+        f"{first} is no Python file",
+        hint=f"a module: skyctl run -m {first}; any other command: skyctl run -- {' '.join(words)}",
+    )
+
+
+def make_request(
+    kind: ScriptKind,
+    words: Sequence[str],
+    options: ScriptOptions,
+    cluster: Cluster,
+    counted: Mapping[str, int] | None = None,
+) -> ScriptRequest:
+    """What was typed, as a record.
+
+    Args:
+        counted: by node, accelerators that it has said itself, where it was asked.
+
+    Raises:
+        InputError: for what can't be.
+    """
+    from skyctl.records.script_request import ScriptRequest
+    from skyctl.run.scripts.script_ranks import find_batch_size
+
+    ranks = ranks_by_node(options.per_node, cluster, counted or {})
+    total = find_batch_size(words)
+    if total is not None and total < sum(ranks.values()):
+        raise InputError(
+            f"{{share:{total}}} can't give each of {sum(ranks.values())} ranks a sample",
+            hint="use fewer ranks (--per-node, --limit) or a larger batch",
+        )
+    if options.balance is not None:
+        _check_balance(kind, options)
+    if options.min_nodes is not None and options.min_nodes > len(ranks):
+        raise InputError(f"--min-nodes {options.min_nodes}: the run has {format_count(len(ranks), 'node')}")
+    folder, words, ship = _shipped(kind, words, options)
+    output, output_name = _output(options, folder)
+    return ScriptRequest(
+        kind=kind,
+        words=tuple(words),
+        folder=None if folder is None else str(folder),
+        ship=tuple(ship),
+        workdir=options.workdir,
+        output=output,
+        output_name=output_name,
+        env=_environment(options.env or ()),
+        ranks=ranks,
+        shares=None if options.shares is None else numbers_by_node("--shares", options.shares, ranks),
+        speeds=speeds_by_node(cluster),
+        balance_steps=options.balance,
+        min_nodes=options.min_nodes,
+        max_restarts=options.max_restarts,
+        stall_s=options.stall,
+        master_port=options.master_port,
+    )
+
+
+def _check_balance(kind: ScriptKind, options: ScriptOptions) -> None:
+    """Raises InputError where steps can't be timed, or shares are given already."""
+    if kind == "command":
+        raise InputError(
+            "--balance times steps of a Python script's optimizer, and a command has none that is known",
+            hint="give shares by hand: --shares",
+        )
+    if options.shares is not None:
+        raise InputError("--balance finds shares, and --shares gives them", hint="leave one of them out")
+
+
+def _shipped(
+    kind: ScriptKind, words: Sequence[str], options: ScriptOptions
+) -> tuple[Path | None, Sequence[str], Sequence[str]]:
+    """The folder that is sent, the words as they are typed in a copy of it, and which files of it are meant.
+
+    That is this folder, as Python would see it here; of a script elsewhere the script's own.
+    """
+    named, here = list(options.ship or ()), Path.cwd()
+    if options.workdir is not None:
+        if named:
+            raise InputError("--workdir sends nothing, so --ship does not go with it")
+        return None, words, ()
+    if kind == "command":
+        program = Path(words[0])
+        if not program.is_absolute() and os.sep in words[0]:  # of this folder, as a shell understands it
+            if not program.is_file():
+                raise InputError(f"there is no program {words[0]} in this folder")
+            named.append(words[0])
+        return (here if named else None), words, named
+    if kind == "script":
+        script = Path(words[0]).absolute()
+        if not script.resolve().is_relative_to(here.resolve()):
+            return script.parent, [script.name, *words[1:]], named
+        words = [os.path.relpath(script, here), *words[1:]]
+        named = [*named, words[0]] if named else []
+    return here, words, named
+
+
+def _output(options: ScriptOptions, folder: Path | None) -> tuple[str | None, str | None]:
+    """The folder that output comes to, and its name in the folder that ranks work in."""
+    if options.output is None:
+        return None, None
+    here = options.output.absolute()
+    if here.exists() and not here.is_dir():
+        raise InputError(f"--output {options.output} is a file; give a folder")
+    home = folder or Path.cwd()
+    return str(here), here.relative_to(home).as_posix() if here.is_relative_to(home) else here.name
+
+
+def _environment(given: Sequence[str]) -> dict[str, str]:
+    """The variables of ``--env``."""
+    made = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise InputError(
+                f"--env {text} names no value" + ("" if equals else f", and {name} is not set here"),
+                hint="--env NAME=VALUE, or --env NAME to pass on the value that it has here",
+            )
+        made[name] = value if equals else os.environ[name]
+    return made
+
+
+def _show_ranks(out: Output, request: ScriptRequest) -> None:
+    """What each rank would be told, as far as it is known without connecting."""
+    from skyctl.run.scripts.script_ranks import place_ranks
+
+    ranks = place_ranks(request.ranks)
+    for rank in ranks:
+        out.line(f"rank {rank.rank} on {rank.node}, local rank {rank.local_rank} of {rank.local_world_size}")
+    out.json({"ranks": [{"rank": one.rank, "node": one.node, "local_rank": one.local_rank} for one in ranks]})
+
+
+def _run(
+    out: Output,
+    target: ClusterTarget,
+    request_with: Callable[[Mapping[str, int]], ScriptRequest],
+    uncounted: Sequence[str],
+    options: ScriptOptions,
+) -> None:
+    """Connects, begins a run, and supervises it until it ends or is detached from.
+
+    Args:
+        request_with: the request, by the accelerators that ``uncounted`` nodes say they have.
+    """
+    from skyctl.check.accelerator_counts import count_accelerators
+    from skyctl.cli.run_display import detachable_callbacks, show_outcome
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.remote.session_factory import make_connector
+    from skyctl.run.scripts.script_group import SCRIPT_MODULE
+    from skyctl.run.scripts.script_ranks import find_batch_size
+    from skyctl.supervision.background_supervisor import hand_over
+    from skyctl.supervision.run_handle import new_run
+    from skyctl.supervision.run_settings import script_settings
+    from skyctl.supervision.script_supervision import supervise_script
+
+    request = request_with(dict.fromkeys(uncounted, 1))  # mistakes are said before anything is asked
+    is_divided = find_batch_size(request.words) is not None
+    if is_divided and request.speeds is None and request.shares is None and request.balance_steps is None:
+        out.note(
+            "no node's speed is known, so shares are equal: skyctl probe measures it, or give --balance or "
+            "--shares"
+        )
+    nodes: list[Node] = [node for node in target.cluster.nodes if node.name in request.ranks]
+    connect = options.supervised_connection(target.path, options.hold)
+    with ExitStack() as stack:
+        progress = stack.enter_context(out.progress("run"))
+        connector = stack.enter_context(make_connector(nodes, preloaded=(SCRIPT_MODULE,)))
+        sessions = stack.enter_context(connect_nodes(nodes, connect, progress, nodes, connector))
+        require_all(sessions.failures)
+        if uncounted:
+            request = request_with(count_accelerators({n: sessions.sessions[n] for n in uncounted}))
+        with (
+            new_run(
+                target.cluster,
+                sessions.sessions,
+                out.note,
+                workload=request.source,
+                steps=None,
+                cluster_file=str(target.path.absolute()),
+                order=script_settings(request, connect, limit=options.limit),
+            ) as run,
+            detachable_callbacks(
+                out, progress, (signal.SIGHUP,), yes=options.yes, detach=options.detach, prints_results=True
+            ) as callbacks,
+        ):
+            outcome = supervise_script(run, callbacks, lambda left: hand_over(left, callbacks.phase))
+    show_outcome(out, run.run_id, outcome)

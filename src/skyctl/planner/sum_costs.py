@@ -1,0 +1,191 @@
+"""What sums of gradients cost: the bytes of each layer, and the links and processors that they go over.
+
+Devices are indices in the problem's order. The model is the contract's (``docs/contract.md``, Data
+parallelism, Hybrids).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from skyctl.planner.shared_slots import SharedSlots
+from skyctl.planner.summed_bytes import summed_bytes
+from skyctl.records.problem import Problem
+from skyctl.records.sync import Sync
+
+CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
+"""Gradients are sent in pieces of so many bytes, the fewest for a processor to handle."""
+SHORT_CHUNK_BYTES = 65536
+"""Of pieces on slow lines, which a long one would hold up; a byte in them takes a processor twice as long."""
+SLOW_BYTE_S = 4e-8
+"""A line is slow from so many seconds a byte on: 200 Mbit/s."""
+EDGE_BYTES = 2 * CHUNK_BYTES
+"""What a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
+MOST_HELPERS = 4
+"""Devices that may help any holders over trees; of more, those with the fattest lines."""
+
+DevicePair = tuple[int, int]
+Floats = npt.NDArray[np.float64]
+
+
+class SumCosts:
+    """What the sums of one problem send, and over which lines. Read only.
+
+    Attributes:
+        ids: the devices' names.
+        layer_bytes: by layer, bytes of its gradient as they are sent, a second pass included.
+        second_bytes: by layer, the second pass's part of ``layer_bytes``.
+        passes: how many sums, one after another, a step has.
+        total_bytes: of all layers' gradients as they are sent.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ids = [device.id for device in problem.devices]
+        sizes = summed_bytes(problem)
+        self.second_bytes = [size.second for size in sizes]
+        self.passes = 2 if any(self.second_bytes) else 1
+        self.layer_bytes = [size.first + size.second for size in sizes]
+        self.total_bytes = math.fsum(self.layer_bytes)
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: d for d, name in enumerate(self.ids)}
+
+    @cached_property
+    def latency_s(self) -> dict[DevicePair, float]:
+        """By linked pair, seconds of latency of all passes."""
+        links, index = self.problem.links, self._index
+        return {(index[one.source], index[one.target]): self.passes * one.latency_s for one in links}
+
+    @cached_property
+    def byte_s(self) -> dict[DevicePair, float]:
+        """By linked pair, seconds a byte takes on the link."""
+        links, index = self.problem.links, self._index
+        return {(index[one.source], index[one.target]): 1 / one.bandwidth_bytes_per_s for one in links}
+
+    @cached_property
+    def shared(self) -> dict[DevicePair, list[tuple[int, float]]]:
+        """By pair, the shared resources that it occupies: (number, seconds a byte takes there)."""
+        found: dict[DevicePair, list[tuple[int, float]]] = {}
+        for number, resource in enumerate(self.problem.shared):
+            for pair in {(self._index[source], self._index[target]) for source, target in resource.links}:
+                found.setdefault(pair, []).append((number, 1 / resource.bandwidth_bytes_per_s))
+        return found
+
+    def line_byte_s(self, source: int, target: int) -> float:
+        """Seconds that a byte takes on the slowest of a link and its shared resources."""
+        return float(self.line_table[source, target])
+
+    @cached_property
+    def slots(self) -> SharedSlots:
+        """The shared resources by pair."""
+        return SharedSlots(self.shared, len(self.ids), len(self.problem.shared))
+
+    @cached_property
+    def byte_table(self) -> Floats:
+        """``byte_s`` by source and target; 0 without a link."""
+        return self._table(self.byte_s)
+
+    @cached_property
+    def latency_table(self) -> Floats:
+        """``latency_s`` by source and target; 0 without a link."""
+        return self._table(self.latency_s)
+
+    @cached_property
+    def line_table(self) -> Floats:
+        """``line_byte_s`` by source and target."""
+        count = len(self.ids)
+        pairs = np.arange(count * count).reshape(count, count)
+        return np.maximum(self.byte_table, self.slots.slowest_s(pairs))
+
+    def _table(self, values: Mapping[DevicePair, float]) -> Floats:
+        out = np.zeros((len(self.ids), len(self.ids)))
+        for pair, value in values.items():
+            out[pair] = value
+        return out
+
+    def lines_rate(self, device: int, others: Sequence[int], *, arriving: bool = False) -> float:
+        """The most bytes a second over a device's lines to others all at once, or from them (``arriving``).
+
+        One resource that some of the lines share is looked at.
+        """
+        there = np.asarray(others, dtype=np.int64)
+        pairs = there * len(self.ids) + device if arriving else device * len(self.ids) + there
+        with np.errstate(divide="ignore"):
+            rates = 1 / self.line_table.take(pairs)
+        least = float(rates.sum())
+        for number, rate in self.slots.rates_of(pairs).items():
+            shared = self.slots.occupies(pairs, number)
+            if rate < rates[shared].sum():
+                least = min(least, rate + float(rates[~shared].sum()))
+        return least
+
+    def late_bytes(self, start: int, stop: int) -> list[float]:
+        """``layer_bytes`` of layers that are summed together: a second pass comes with the first layer.
+
+        That layer's gradients come last, and the second pass begins when the first has ended.
+        """
+        late = self.second_bytes[start:stop]
+        sizes = [size - x for size, x in zip(self.layer_bytes[start:stop], late, strict=True)]
+        return [sizes[0] + math.fsum(late), *sizes[1:]]
+
+    def edge_bytes(self, children: int) -> float:
+        """What a holder keeps more if so many edges of routes arrive at it.
+
+        With a parameter server that is also a buffer for its own gradients, and at the root the weights that
+        pushes are applied to, and a buffer for each other worker.
+        """
+        if not self.problem.rhythm.is_stale:
+            return buffer_bytes(children)
+        return buffer_bytes(children) + self.total_bytes * (1 + (1 + children if children else 0))
+
+    @cached_property
+    def _helper_order(self) -> list[int]:
+        """The devices that may help if they hold nothing, those with the fattest lines first."""
+        named, count = self.problem.helpers, len(self.ids)
+        able = [d for d in range(count) if named is None or self.ids[d] in named]
+
+        def line_rate(d: int) -> float:
+            others = [x for x in range(count) if x != d]
+            return min(self.lines_rate(d, others), self.lines_rate(d, others, arriving=True))
+
+        return sorted(able, key=line_rate, reverse=True)
+
+    def helpers_of(self, holders: Collection[int]) -> tuple[int, ...]:
+        """The devices that may help these holders: none in a ring and in a star, few with trees."""
+        if self.problem.sync in ("ring", "star"):
+            return ()
+        found = [d for d in self._helper_order if d not in holders]
+        return tuple(sorted(found if self.problem.sync == "server" else found[:MOST_HELPERS]))
+
+    def any_helpers(self) -> tuple[int, ...]:
+        """The devices that may help some holders or other."""
+        return () if self.problem.sync in ("ring", "star") else tuple(self._helper_order)
+
+
+def buffer_bytes(children: int) -> float:
+    """Bytes of the chunks that a holder with that many arriving edges keeps room for."""
+    return float(children * EDGE_BYTES)
+
+
+def message_factor(problem: Problem, byte_s: float) -> float:
+    """By how much ``message_byte_s`` counts if a byte takes so long, or longer, on the busiest line.
+
+    Twice where pieces are short and sums are made next to layers, so that nothing hides it; else once.
+    """
+    return 2.0 if problem.rhythm.delay and byte_s >= SLOW_BYTE_S else 1.0
+
+
+def chunk_bytes_at(byte_s: float, passes: int = 1) -> int:
+    """In pieces of how many bytes gradients are sent if a byte takes so long on the busiest line.
+
+    Of several passes each begins when the last piece of the one before has gone all the way: a quarter.
+    """
+    size = SHORT_CHUNK_BYTES if byte_s >= SLOW_BYTE_S else CHUNK_BYTES
+    return size if passes == 1 else size // 4

@@ -1,0 +1,102 @@
+"""Whether what a certificate claims to be a bound is one, by the form of plans that it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skyctl.planner.verification import lower_bound
+from skyctl.planner.verification.data_bound import prove_data
+from skyctl.planner.verification.hybrid_bound_proof import prove_hybrid
+from skyctl.planner.verification.problem_data import Proof
+from skyctl.planner.verification.step import CheckedStep
+from skyctl.planner.verification.verdict import TOLERANCE, Check, is_close
+from skyctl.records.plan import FormOutcome, Plan, Witness
+from skyctl.records.problem import Problem
+
+
+def check_bounds(step: CheckedStep, plan: Plan) -> list[Check]:
+    """Of the prices of routes that the certificate brings, and of its bound."""
+    witness, bound_s = plan.certificate.witness, plan.certificate.lower_bound_s
+    checks = _check_prices(step, witness)
+    if bound_s is None:
+        return [*checks, Check(name="bound", ok=True, detail="none claimed", checked=False)]
+    found = _prove(step, bound_s, witness)
+    if found.holds is None and witness is not None:
+        detail = f"its witness does not prove it; {found.detail}"
+        return [*checks, Check(name="bound", ok=False, detail=detail)]
+    return [*checks, _check_of("bound", found)]
+
+
+def check_forms(problem: Problem, plan: Plan) -> list[Check]:
+    """One check for each form that the plan says something of; none where one form alone was looked at.
+
+    A bound that can't be proved from the plan is said to be so, and is not wrong.
+    """
+    checks = []
+    for outcome in plan.forms:
+        name, step_s, bound_s = f"form {outcome.parallel}", outcome.iteration_s, outcome.lower_bound_s
+        if outcome.parallel == problem.parallel and (
+            step_s is None or not is_close(step_s, plan.predicted.iteration_s)
+        ):
+            detail = "the plan is of this form, and its predicted step is another one"
+            checks.append(Check(name=name, ok=False, detail=detail))
+        elif step_s is not None and bound_s is not None and bound_s > step_s * (1 + TOLERANCE):
+            detail = f"no step is below {bound_s:.6g} s, it says, and one of {step_s:.6g} s was found"
+            checks.append(Check(name=name, ok=False, detail=detail))
+        elif bound_s is None or (problem.helpers and outcome.parallel == "pipeline"):
+            # a pipeline's problem leaves out the devices that are to hold nothing
+            detail = "no bound claimed" if bound_s is None else "its bound is of fewer devices"
+            checks.append(Check(name=name, ok=True, detail=detail, checked=False))
+        else:
+            step = CheckedStep(_in_form(problem, outcome))
+            checks.append(_check_of(name, _prove(step, bound_s, outcome.witness)))
+    return checks
+
+
+def _check_of(name: str, found: Proof) -> Check:
+    """Not checked where no method knows, with what all of them said."""
+    checked = found.holds is not None
+    return Check(name=name, ok=found.holds is not False, detail=found.detail, checked=checked)
+
+
+def _in_form(problem: Problem, outcome: FormOutcome) -> Problem:
+    """The problem whose plans the outcome speaks of."""
+    update: dict[str, Any] = {"parallel": outcome.parallel}
+    if outcome.schedule is not None:
+        update["schedule"] = outcome.schedule
+    return problem.model_copy(update=update)
+
+
+def _prove(step: CheckedStep, bound_s: float, witness: Witness | None) -> Proof:
+    by_form: dict[str, Callable[[], Proof]] = {
+        "pipeline": lambda: lower_bound.prove(step.facts, bound_s, witness),
+        "hybrid": lambda: prove_hybrid(step, bound_s, witness),
+        "data": lambda: prove_data(step, bound_s, _priced(step, witness)),
+    }
+    return by_form[step.problem.parallel]()
+
+
+def _priced(step: CheckedStep, witness: Witness | None) -> dict[frozenset[str], float]:
+    """By set of holders, seconds of a byte that the witness's prices prove."""
+    return {
+        frozenset(one.devices): step.sums.wires.priced_s(one)
+        for one in (witness.route_prices if witness is not None else ())
+        if set(one.devices) <= set(step.ids) and len(set(one.devices)) == len(one.devices)
+    }
+
+
+def _check_prices(step: CheckedStep, witness: Witness | None) -> list[Check]:
+    """Whether prices of routes prove what they say they do; no check where there are none."""
+    if witness is None or not witness.route_prices:
+        return []
+    proved = _priced(step, witness)
+    for one in witness.route_prices:
+        found_s = proved.get(frozenset(one.devices), 0.0)
+        if one.byte_s > found_s * (1 + TOLERANCE):
+            detail = (
+                f"the prices for {', '.join(one.devices)} prove {found_s:.6g} s a byte, "
+                f"{one.byte_s:.6g} are claimed"
+            )
+            return [Check(name="prices", ok=False, detail=detail)]
+    return [Check(name="prices", ok=True, detail=f"{len(witness.route_prices)} sets' bounds hold")]

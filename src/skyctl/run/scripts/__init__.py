@@ -1,0 +1,1 @@
+"""Runs of scripts that people have: ``skyctl run``, with torchrun's contract."""

@@ -1,0 +1,75 @@
+"""Supervising the run of a script, here or in the background, and taking it over. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from skyctl.control.node_sessions import require_all
+from skyctl.errors import RunError
+from skyctl.files import json_line, write_atomic
+from skyctl.remote.remote_task import RemoteTask
+from skyctl.run.callbacks import Detached, RunCallbacks
+from skyctl.run.scripts.script_outcome import ScriptOutcome
+from skyctl.run.scripts.script_runner import ScriptRunner
+from skyctl.supervision.left_tasks import end_tasks, ranks_of
+from skyctl.supervision.run_handle import OnDetach, RunHandle, taken_over_run
+from skyctl.supervision.run_lock import RunLock
+from skyctl.supervision.run_logs import with_supervisor_log
+from skyctl.supervision.run_settings import script_of
+
+
+def take_over_script(lock: RunLock, callbacks: RunCallbacks, detach: OnDetach) -> ScriptOutcome | None:
+    """Supervises a script's run to its end; None where it was detached from.
+
+    Args:
+        lock: of a run that has not ended. It may have while the lock was waited for (``RunLock.run_ended``).
+
+    Raises:
+        RunError: not all of its ranks are there any more.
+        SkyctlError: as ``ScriptRunner.run``.
+    """
+    told = with_supervisor_log(callbacks, lock.paths.supervisor_log)
+    with taken_over_run(lock, told.note, told.phase) as handle:
+        for name, error in {**handle.failures, **handle.gone}.items():
+            told.warn(f"node {name}: {error.message}")
+        if script_of(handle.state).balance_steps is not None:  # it was only being timed: that begins anew
+            end_tasks(handle)
+            require_all({**handle.failures, **handle.gone})
+            return supervise_script(handle, callbacks, detach)
+        tasks = ranks_of(handle)
+        if tasks is None:
+            raise _ranks_gone_error(handle)
+        end_tasks(handle, but=tasks.values())
+        return supervise_script(handle, callbacks, detach, tasks)
+
+
+def supervise_script(
+    handle: RunHandle,
+    callbacks: RunCallbacks,
+    detach: OnDetach,
+    tasks: Mapping[int, RemoteTask] | None = None,
+) -> ScriptOutcome | None:
+    """Runs the handle's script to its end, as its state describes it; None where it was detached from.
+
+    Args:
+        tasks: by rank, those of an attempt that goes on already.
+    """
+    journal = handle.journal
+    told = with_supervisor_log(callbacks, journal.paths.supervisor_log)
+    runner = ScriptRunner(script_of(handle.state), handle.cluster, handle.sessions, told, journal)
+    try:
+        done = runner.run(tasks, journal.past() if tasks is not None else ())
+    except Detached:
+        detach(handle)
+        return None
+    write_atomic(journal.paths.outcome, json_line(done.to_json()))
+    return done
+
+
+def _ranks_gone_error(handle: RunHandle) -> RunError:
+    return RunError(
+        f"not all ranks of run {handle.run_id} are there any more, and what they have done is not known: "
+        "the run is ended",
+        hint=f"begin it anew: skyctl run {handle.state.workload}",
+        log=str(handle.journal.paths.folder),
+    )
