@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -13,6 +14,8 @@ from skyctl.planner.local_search import neighbours
 SHARE_STEPS = (1, 2, 4, 8)
 """Microbatches that go from one pipeline to another."""
 
+CUT_STEPS = (-2, -1, 1, 2)
+"""Layers that a cut moves by which several pipelines have."""
 
 MOST_MOVED_EVERYWHERE = 24
 """Stages up to which a device is moved to every other place, and not to one drawn for it."""
@@ -22,6 +25,7 @@ def changed_drafts(model: HybridModel, draft: Draft, drawn: random.Random) -> It
     """All of them, but of many stages some; they may not fit."""
     placements, shares = draft
     yield from (Draft(placements, other) for other in _other_shares(shares))
+    yield from (Draft(other, shares) for other in _cut_alike(placements))
     for i, placement in enumerate(placements):
         others = [*neighbours(placement), *(one for _, one in _without_stage(placement))]
         yield from (Draft(_with(placements, (i, other)), shares) for other in others)
@@ -55,6 +59,23 @@ def _other_shares(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                     changed[i] -= step
                     changed[j] += step
                     yield tuple(changed)
+
+
+def _cut_alike(placements: tuple[Placement, ...]) -> Iterator[tuple[Placement, ...]]:
+    """A cut that several pipelines have, moved in all of them, so that they still sum stage by stage."""
+    cuts = Counter(stage.stop for placement in placements for stage in placement[:-1])
+    for cut in sorted(cut for cut, count in cuts.items() if count > 1):
+        for step in CUT_STEPS:
+            moved = tuple(_cut_moved(placement, cut, cut + step) for placement in placements)
+            if all(stage.start < stage.stop for placement in moved for stage in placement):
+                yield moved
+
+
+def _cut_moved(placement: Placement, cut: int, to: int) -> Placement:
+    return tuple(
+        StageAssignment(d, to if start == cut else start, to if stop == cut else stop)
+        for d, start, stop in placement
+    )
 
 
 def _exchanged(placements: tuple[Placement, ...]) -> Iterator[tuple[Placement, ...]]:

@@ -16,6 +16,8 @@ from itertools import combinations, islice
 from skyctl.planner.cost_model import Placement, StageAssignment
 from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.set_search import search_greedy
+from skyctl.planner.evaluation import step_lower_bound_s
+from skyctl.planner.hybrid.aligned_drafts import aligned_drafts
 from skyctl.planner.hybrid.device_partitions import Sets, normal, speed_of, starting_sets
 from skyctl.planner.hybrid.draft_changes import changed_drafts
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch
@@ -34,8 +36,9 @@ MOST_LISTED = 5_000
 """Of each kind of move those that are listed at once: all, for a hundred devices."""
 MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
 """Changes of cuts and shares that are looked at."""
-DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.25, 0.4, 0.65
-"""Of the time, until when the holders of all layers, starts, and moves of devices are looked at."""
+DATA_SHARE, ALIGNED_SHARE, STARTS_SHARE, MOVES_SHARE = 0.2, 0.3, 0.45, 0.65
+"""Of the time, until when the holders of all layers, pipelines cut alike, other starts, and moves of devices
+are looked at."""
 MOST_CHANGES = 100_000
 """Changes of one step's cuts and shares that are listed at once; those of shares and cuts come first."""
 STEPS_POLISHED = 12
@@ -87,8 +90,9 @@ class _ImprovementSearch:
         return step.iteration_s
 
     def look_at_starts(self) -> None:
-        """Clusters, equal parts, and data parallelism's best holders."""
+        """Data parallelism's best holders, clusters and equal parts, and pipelines that are cut alike."""
         self._look_at_holders()
+        self._look_at_aligned()
         for sets in starting_sets(self.model.base, self.model.microbatches):
             if self._over(STARTS_SHARE) and self.best is not None:
                 return
@@ -120,6 +124,21 @@ class _ImprovementSearch:
             whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in found.holders)
             self._keep(self.model.step(Draft(whole, found.shares)))
             self.step_s(normal((d,) for d in found.holders))
+
+    def _look_at_aligned(self) -> None:
+        for draft in aligned_drafts(self.model):
+            if self._over(ALIGNED_SHARE):
+                return
+            limit_s = self._best_s()
+            least_s = (
+                step_lower_bound_s(self.model.costs(share), placement)
+                for placement, share in zip(*draft, strict=True)
+            )
+            if max(least_s) < limit_s:
+                self._keep(self.model.step(draft, limit_s))
+
+    def _best_s(self) -> float:
+        return math.inf if self.best is None else self.best.iteration_s
 
     def step_s(self, sets: Sets) -> float:
         """Seconds of a good step with these sets; infinite where none that fits was found."""
