@@ -7,15 +7,15 @@ Ranges of layers are half-open; devices are indices in the problem's order. A ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from skyctl.planner.link_tables import LinkCost, LinkTables
 from skyctl.planner.stage_memory import ROUNDING, kept_bytes
 from skyctl.records.problem import Layer, LayerTimes, Problem
 from skyctl.schedule.actions import EAGER, ZERO_BUBBLE, least_in_flight
@@ -49,25 +49,6 @@ def consecutive(sizes: Iterable[tuple[int, int]]) -> Placement:
         stages.append(StageAssignment(device, start, start + size))
         start += size
     return tuple(stages)
-
-
-class LinkCost(NamedTuple):
-    """What messages from one device to another cost.
-
-    ``shared``: for each shared resource that they occupy its index and the seconds a byte takes there.
-    """
-
-    latency_s: float
-    seconds_per_byte: float
-    shared: tuple[tuple[int, float], ...]
-
-    @property
-    def slowest_s_per_byte(self) -> float:
-        """Seconds a byte takes on the slowest of the link and its shared resources."""
-        return max((self.seconds_per_byte, *(rate for _, rate in self.shared)))
-
-
-FREE_LINK = LinkCost(0.0, 0.0, ())
 
 
 class PrefixSums:
@@ -135,36 +116,12 @@ class _RecomputeMemory:
         return need + _range_maximum(self.peak_bytes, start, stop)
 
 
-class _Links:
-    """A problem's links, looked at when the first message is: holders of all layers send none."""
-
-    def __init__(self, problem: Problem, index: Mapping[str, int]) -> None:
-        self._problem, self._index = problem, index
-
-    @cached_property
-    def costs(self) -> dict[tuple[int, int], LinkCost]:
-        """By pair, what messages cost."""
-        index = self._index
-        sent = {(index[one.source], index[one.target]): one.sent_share for one in self._problem.links}
-        shared: dict[tuple[int, int], list[tuple[int, float]]] = {}
-        for number, resource in enumerate(self._problem.shared):
-            for pair in {(index[source], index[target]) for source, target in resource.links}:
-                entry = (number, sent.get(pair, 1.0) / resource.bandwidth_bytes_per_s)
-                shared.setdefault(pair, []).append(entry)
-        costs = {}
-        for link in self._problem.links:
-            pair = (index[link.source], index[link.target])
-            byte_s = link.sent_share / link.bandwidth_bytes_per_s
-            costs[pair] = LinkCost(link.latency_s, byte_s, tuple(shared.pop(pair, ())))
-        costs |= {pair: FREE_LINK._replace(shared=tuple(entries)) for pair, entries in shared.items()}
-        return costs
-
-
 class CostModel:
     """Prefix sums and limits of one problem. Read only.
 
     Attributes:
         layers, devices: how many there are.
+        links: tables of them.
         by_iteration: whether the objective is the whole step, not the slowest stage.
         chooses_depth: whether the microbatches in flight are the plan's choice.
         defers_weights: whether weight gradients are deferred (``zero-bubble``); ``state_bytes`` then includes
@@ -181,8 +138,9 @@ class CostModel:
         may_be_first, may_be_last: the devices that may hold the first and the last stage.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, links: LinkTables | None = None) -> None:
         self.problem = problem
+        self.links = LinkTables(problem) if links is None else links
         self.layers = len(problem.layers)
         self.devices = len(problem.devices)
         self.microbatches = problem.microbatches
@@ -199,7 +157,6 @@ class CostModel:
         self.has_overhead = any(self.overhead_s) or any(self.neighbour_overhead_s)
         self._add_times()
         self._add_memory()
-        self._links = _Links(self.problem, self._index)
         self.may_be_first = self._pinned(problem.first_stage)
         self.may_be_last = self._pinned(problem.last_stage)
         self.max_stages = min(self.layers, self.devices)
@@ -272,11 +229,6 @@ class CostModel:
         self._workspace_bytes = _range_maxima([layer.workspace_bytes for layer in layers])
         self._recomputed = _RecomputeMemory(layers)
 
-    @property
-    def link_costs(self) -> dict[tuple[int, int], LinkCost]:
-        """By linked pair, what messages cost; other pairs are free."""
-        return self._links.costs
-
     def _pinned(self, names: Sequence[str] | None) -> frozenset[int]:
         return frozenset(range(self.devices)) if names is None else frozenset(self._index[n] for n in names)
 
@@ -286,7 +238,7 @@ class CostModel:
 
     def link_cost(self, source: int, target: int) -> LinkCost:
         """What messages from one device to another cost; nothing where no link is given."""
-        return self.link_costs.get((source, target), FREE_LINK)
+        return self.links.message_cost(source, target)
 
     def occupancy_s(self, source: int, target: int, boundary: int) -> tuple[float, float]:
         """Seconds one message takes on its slowest resource, and its latency in seconds.

@@ -178,7 +178,9 @@ def good_recompute_placement(model: CostModel, deadline: float) -> Placement:
         InfeasibleError: proved that nothing fits, however stages run.
         UndecidedError: nothing found; there may be a plan all the same.
     """
-    first = heuristic_placement(CostModel(recompute_relaxation(model.problem)), deadline=deadline)
+    first = heuristic_placement(
+        CostModel(recompute_relaxation(model.problem), model.links), deadline=deadline
+    )
     if _fits_without_recompute(model, first):
         return first
     ordinary = _ordinary_placements(model.problem, lambda one: heuristic_placement(one, deadline=deadline))
@@ -202,10 +204,12 @@ def search_recompute(model: CostModel, time_limit_s: float) -> SearchResult:
     if _always_fits(model):
         # nobody recomputes then, unless messages queue and a step is shorter so
         queues = model.by_iteration and bool(model.problem.shared)
-        return search_optimal(model if queues else CostModel(without_recompute(model.problem)), time_limit_s)
+        return search_optimal(
+            model if queues else CostModel(without_recompute(model.problem), model.links), time_limit_s
+        )
     if model.by_iteration and not model.defers_weights and relaxation.relaxation_fits(model, time_limit_s):
         return _exact(model, deadline)
-    loose = CostModel(recompute_relaxation(model.problem))
+    loose = CostModel(recompute_relaxation(model.problem), model.links)
     share = RELAXED_SHARE
     try:
         start = heuristic_placement(loose, deadline=time_share(HEURISTIC_SHARE, deadline))
@@ -241,7 +245,7 @@ def _exact(model: CostModel, deadline: float) -> SearchResult:
         start = None
     result = BestFirstSearch(model, start, deadline).run()
     if not result.placement and result.proved:
-        raise_infeasible(CostModel(recompute_relaxation(model.problem)), proved=True)
+        raise_infeasible(CostModel(recompute_relaxation(model.problem), model.links), proved=True)
     if not result.placement:
         raise UndecidedError(_NOT_FOUND, hint=_SMALLER)
     return result

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from skyctl.records.problem import SharedResource
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -14,22 +16,38 @@ Floats = npt.NDArray[np.float64]
 class SharedSlots:
     """By pair the numbers of the resources that it occupies, and the seconds a byte takes there.
 
+    A pair (a, b) is known as a · devices + b.
+
     Args:
-        shared: by pair, (number, seconds a byte).
-        devices: how many there are; a pair (a, b) is also known as a · devices + b.
-        resources: how many there are.
+        shared: the resources, numbered in this order.
+        index: by a device's name its number.
+        sent: by pair, how many bytes are sent for each byte.
     """
 
-    def __init__(
-        self, shared: Mapping[tuple[int, int], Sequence[tuple[int, float]]], devices: int, resources: int
-    ) -> None:
-        self.resources = resources
-        count = max(map(len, shared.values()), default=0)
-        self._numbers = [np.full((devices, devices), resources) for _ in range(count)]
-        self._byte_s = [np.zeros((devices, devices)) for _ in range(count)]
-        for pair, used in shared.items():
-            for slot, (number, byte_s) in enumerate(used):
-                self._numbers[slot][pair], self._byte_s[slot][pair] = number, byte_s
+    def __init__(self, shared: Sequence[SharedResource], index: Mapping[str, int], sent: Floats) -> None:
+        self.resources = len(shared)
+        count = len(index)
+        used = np.zeros(count**2, dtype=np.int64)
+        self._numbers: list[Ints] = []
+        self._byte_s: list[Floats] = []
+        for number, resource in enumerate(shared):
+            pairs = np.unique([index[source] * count + index[target] for source, target in resource.links])
+            if not len(pairs):
+                continue
+            for slot in np.unique(used[pairs]).tolist():
+                if slot == len(self._numbers):
+                    self._numbers.append(np.full(count**2, self.resources))
+                    self._byte_s.append(np.zeros(count**2))
+                here = pairs[used[pairs] == slot]
+                self._numbers[slot][here] = number
+                self._byte_s[slot][here] = sent[here] / resource.bandwidth_bytes_per_s
+            used[pairs] += 1
+
+    def of(self, pair: int) -> list[tuple[int, float]]:
+        """The resources that a pair occupies: (number, seconds a byte takes there)."""
+        each = zip(self._numbers, self._byte_s, strict=True)
+        found = [(numbers.item(pair), byte_s.item(pair)) for numbers, byte_s in each]
+        return [one for one in found if one[0] < self.resources]
 
     @property
     def slots(self) -> int:

@@ -76,8 +76,8 @@ class StepCosts(SumCosts):
     """
 
     def __init__(self, problem: Problem, base: CostModel | None = None) -> None:
-        super().__init__(problem)
-        self.base = CostModel(local_problem(problem)) if base is None else base
+        super().__init__(problem, None if base is None else base.links)
+        self.base = CostModel(local_problem(problem), self.links) if base is None else base
         self.layers, self.devices = self.base.layers, self.base.devices
         self.microbatches = problem.microbatches
         self.may_recompute = self.base.may_recompute

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from skyctl.planner.link_tables import DevicePair, LinkTables, PairResources, PairValues
 from skyctl.planner.shared_slots import SharedSlots
 from skyctl.planner.summed_bytes import summed_bytes
 from skyctl.records.problem import Problem
@@ -29,7 +30,6 @@ EDGE_BYTES = 2 * CHUNK_BYTES
 MOST_HELPERS = 4
 """Devices that may help any holders over trees; of more, those with the fattest lines."""
 
-DevicePair = tuple[int, int]
 Floats = npt.NDArray[np.float64]
 
 
@@ -37,6 +37,7 @@ class SumCosts:
     """What the sums of one problem send, and over which lines. Read only.
 
     Attributes:
+        links: tables of them.
         ids: the devices' names.
         layer_bytes: by layer, bytes of its gradient as they are sent, a second pass included.
         second_bytes: by layer, the second pass's part of ``layer_bytes``.
@@ -44,8 +45,9 @@ class SumCosts:
         total_bytes: of all layers' gradients as they are sent.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, links: LinkTables | None = None) -> None:
         self.problem = problem
+        self.links = LinkTables(problem) if links is None else links
         self.ids = [device.id for device in problem.devices]
         sizes = summed_bytes(problem)
         self.second_bytes = [size.second for size in sizes]
@@ -54,61 +56,43 @@ class SumCosts:
         self.total_bytes = math.fsum(self.layer_bytes)
 
     @cached_property
-    def _index(self) -> dict[str, int]:
-        return {name: d for d, name in enumerate(self.ids)}
+    def latency_s(self) -> Mapping[DevicePair, float]:
+        """By pair, seconds of latency of all passes; 0 without a link."""
+        return PairValues(self.latency_table)
 
     @cached_property
-    def latency_s(self) -> dict[DevicePair, float]:
-        """By linked pair, seconds of latency of all passes."""
-        links, index = self.problem.links, self._index
-        return {(index[one.source], index[one.target]): self.passes * one.latency_s for one in links}
+    def byte_s(self) -> Mapping[DevicePair, float]:
+        """By pair, seconds a byte takes on the link; 0 without one."""
+        return PairValues(self.byte_table)
 
     @cached_property
-    def byte_s(self) -> dict[DevicePair, float]:
-        """By linked pair, seconds a byte takes on the link."""
-        links, index = self.problem.links, self._index
-        return {(index[one.source], index[one.target]): 1 / one.bandwidth_bytes_per_s for one in links}
-
-    @cached_property
-    def shared(self) -> dict[DevicePair, list[tuple[int, float]]]:
+    def shared(self) -> Mapping[DevicePair, Sequence[tuple[int, float]]]:
         """By pair, the shared resources that it occupies: (number, seconds a byte takes there)."""
-        found: dict[DevicePair, list[tuple[int, float]]] = {}
-        for number, resource in enumerate(self.problem.shared):
-            for pair in {(self._index[source], self._index[target]) for source, target in resource.links}:
-                found.setdefault(pair, []).append((number, 1 / resource.bandwidth_bytes_per_s))
-        return found
+        return PairResources(self.slots, len(self.ids))
 
     def line_byte_s(self, source: int, target: int) -> float:
         """Seconds that a byte takes on the slowest of a link and its shared resources."""
-        return float(self.line_table[source, target])
+        return self.line_table.item(source, target)
 
-    @cached_property
+    @property
     def slots(self) -> SharedSlots:
         """The shared resources by pair."""
-        return SharedSlots(self.shared, len(self.ids), len(self.problem.shared))
+        return self.links.slots
 
-    @cached_property
+    @property
     def byte_table(self) -> Floats:
-        """``byte_s`` by source and target; 0 without a link."""
-        return self._table(self.byte_s)
+        """``byte_s`` by source and target."""
+        return self.links.byte_s
 
     @cached_property
     def latency_table(self) -> Floats:
-        """``latency_s`` by source and target; 0 without a link."""
-        return self._table(self.latency_s)
+        """``latency_s`` by source and target."""
+        return self.passes * self.links.latency_s
 
-    @cached_property
+    @property
     def line_table(self) -> Floats:
         """``line_byte_s`` by source and target."""
-        count = len(self.ids)
-        pairs = np.arange(count * count).reshape(count, count)
-        return np.maximum(self.byte_table, self.slots.slowest_s(pairs))
-
-    def _table(self, values: Mapping[DevicePair, float]) -> Floats:
-        out = np.zeros((len(self.ids), len(self.ids)))
-        for pair, value in values.items():
-            out[pair] = value
-        return out
+        return self.links.line_s
 
     def lines_rate(self, device: int, others: Sequence[int], *, arriving: bool = False) -> float:
         """The most bytes a second over a device's lines to others all at once, or from them (``arriving``).

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from typing import NamedTuple
 
 from skyctl.errors import InputError
@@ -153,7 +154,7 @@ def _prices(model: HolderCosts, holders: Sequence[int], packing: Packing) -> Rou
         return None
     there = (*holders, *model.helpers_of(holders))
     count = len(there)
-    numbers = sorted({n for pair in model.shared if set(pair) <= set(there) for n, _ in model.shared[pair]})
+    numbers = sorted({n for pair in permutations(there, 2) for n, _ in model.shared[pair]})
     links, shared, processors = [], [0.0] * len(model.problem.shared), []
     for resource, price in sorted(packing.prices.items()):
         if resource < count**2:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from skyctl.planner.bottleneck.reach_table import RangeMemory
 from skyctl.planner.cost_model import CostModel, Placement, consecutive
-from skyctl.planner.shared_slots import SharedSlots
 from skyctl.schedule.actions import GPIPE, ONE_F_ONE_B, SEQUENTIAL
 from skyctl.schedule.steady_state import WHOLE_STEP
 
@@ -168,13 +167,9 @@ class PlanBatch:
         self.overhead = np.array(model.overhead_s)
         self.neighbour_overhead = np.array(model.neighbour_overhead_s)
         self.output = np.array([0.0, *model.output_bytes])
-        self.latency = np.zeros((n, n))
-        self.rate = np.zeros((n, n))  # seconds a byte on the slowest resource
-        for pair, link in model.link_costs.items():
-            self.latency[pair] = link.latency_s
-            self.rate[pair] = link.slowest_s_per_byte
-        shared = {pair: link.shared for pair, link in model.link_costs.items() if link.shared}
-        self.shared = SharedSlots(shared, n, len(model.problem.shared))
+        self.latency = model.links.latency_s
+        self.rate = model.links.message_line_s  # seconds a byte on the slowest resource
+        self.shared = model.links.message_slots
         self.linked = bool(self.rate.any() or self.latency.any())
         self.available = np.array(model.available_bytes)
         self.memory = RangeMemory(model)

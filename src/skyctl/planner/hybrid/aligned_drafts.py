@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.heuristic.balance import balance_layers
-from skyctl.planner.hybrid.device_partitions import Sets, clusterings, speed_of
+from skyctl.planner.hybrid.device_partitions import clusterings, distances_s, speed_of
 from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
 from skyctl.schedule.batch_shares import best_shares
 
@@ -30,7 +30,7 @@ def _all_columns(model: HybridModel) -> Iterator[tuple[Column, ...]]:
     for clusters in clusterings(base):
         large = [one for one in clusters if len(one) > 1]
         for chain in _chains(base, large):
-            for count in range(2, min(min(map(len, chain)), model.microbatches) + 1):
+            for count in range(2, min(*map(len, chain), model.microbatches) + 1):
                 columns = [column for one in chain for column in _columns_of(base, one, count)]
                 if len(columns) <= model.layers:
                     yield tuple(columns)
@@ -39,17 +39,15 @@ def _all_columns(model: HybridModel) -> Iterator[tuple[Column, ...]]:
 def _chains(costs: CostModel, clusters: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], ...]]:
     """The nearest two clusters, then with each next one at the end that it is nearer to; and each alone."""
     yield from ((one,) for one in clusters)
-    size = sum(costs.output_bytes) / costs.layers
+    table = distances_s(costs)
 
     def away_s(one: Sequence[int], other: Sequence[int]) -> float:
-        ways = costs.link_cost(one[0], other[0]), costs.link_cost(other[0], one[0])
-        return max(link.latency_s + size * link.slowest_s_per_byte for link in ways)
+        return table.item(one[0], other[0])
 
     left = list(clusters)
     if len(left) < 2:
         return
-    pairs = ((away_s(a, b), i, j) for i, a in enumerate(left) for j, b in enumerate(left[:i]))
-    _, i, j = min(pairs)
+    _, i, j = min((away_s(a, b), i, j) for i, a in enumerate(left) for j, b in enumerate(left[:i]))
     chain = [left[i], left[j]]
     left = [one for k, one in enumerate(left) if k not in (i, j)]
     yield tuple(chain)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from skyctl.planner.cost_model import CostModel
 
 Sets = tuple[tuple[int, ...], ...]
@@ -30,28 +33,38 @@ def speed_of(costs: CostModel, device: int) -> float:
 def clusterings(costs: CostModel) -> list[Sets]:
     """Devices by distance (single linkage), from the nearest ones together on to all in one cluster.
 
-    The distance is what a message of mean size takes, the slower way.
+    The distance is ``distances_s``.
     """
-    size = sum(costs.output_bytes) / costs.layers
-    ways = []
-    for a in range(costs.devices):
-        for b in range(a):
-            there, back = costs.link_cost(a, b), costs.link_cost(b, a)
-            away = (link.latency_s + size * link.slowest_s_per_byte for link in (there, back))
-            ways.append((max(away), a, b))
-    ways.sort()
+    away_table = distances_s(costs)
+    later, earlier = np.tril_indices(costs.devices, -1)
+    away = away_table[later, earlier]
+    order = np.lexsort((earlier, later, away))
     cluster = list(range(costs.devices))
+    left = costs.devices
     out: list[Sets] = []
     level_s = 0.0
-    for away_s, a, b in ways:
+    for away_s, a, b in zip(
+        away[order].tolist(), later[order].tolist(), earlier[order].tolist(), strict=True
+    ):
+        if left == 1:
+            break
         if cluster[a] == cluster[b]:
             continue
+        left -= 1
         if away_s > level_s * SAME_DISTANCE:
             out.append(_gathered(cluster))
             level_s = away_s
         old, new = cluster[a], cluster[b]
         cluster = [new if one == old else one for one in cluster]
     return [*out, _gathered(cluster)]
+
+
+def distances_s(costs: CostModel) -> npt.NDArray[np.float64]:
+    """By pair of devices, seconds of a message of mean size, the slower way."""
+    size = sum(costs.output_bytes) / costs.layers
+    ways = costs.links.latency_s + size * costs.links.message_line_s
+    out: npt.NDArray[np.float64] = np.maximum(ways, ways.T)
+    return out
 
 
 def _gathered(cluster: Sequence[int]) -> Sets:

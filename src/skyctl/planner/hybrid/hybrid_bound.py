@@ -17,6 +17,7 @@ import numpy as np
 
 from skyctl.planner.hybrid.stage_costs import Floats, Ints, StageCosts
 from skyctl.planner.linear_programs import TakenPrices
+from skyctl.planner.link_tables import LinkTables
 from skyctl.records.problem import Problem
 
 CLOSE = 1e-4
@@ -33,15 +34,18 @@ class HybridBound(NamedTuple):
     layer_prices: tuple[float, ...]
 
 
-def hybrid_bound(problem: Problem, deadline: float = math.inf) -> HybridBound:
+def hybrid_bound(
+    problem: Problem, deadline: float = math.inf, links: LinkTables | None = None
+) -> HybridBound:
     """The bound on plans of two pipelines or more, with rings and stars, whatever the cuts and shares.
 
     Args:
         deadline: of ``time.perf_counter``; prices are improved until then at most.
+        links: the problem's, where there are tables of them.
     """
     if len(problem.devices) < 2 or problem.microbatches < 2:
         return HybridBound(math.inf, (1.0,) * len(problem.layers))
-    return _Search(StageCosts(problem), deadline).run()
+    return _Search(StageCosts(problem, links), deadline).run()
 
 
 class _Search:

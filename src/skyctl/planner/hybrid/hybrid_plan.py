@@ -49,7 +49,7 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     found = _search(model, strategy, began, time_limit_s)
     bound = None
     if strategy == "optimal" and not found.complete:
-        bound = hybrid_bound(problem, began + time_limit_s)
+        bound = hybrid_bound(problem, began + time_limit_s, model.links)
     if found.best is None:
         _raise_none(proved=found.complete or (bound is not None and math.isinf(bound.bound_s)))
     proof = make_certificate(

@@ -10,13 +10,13 @@ each device sends a layer's bytes over one line whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from skyctl.planner.cost_model import CostModel
+from skyctl.planner.link_tables import LinkTables
 from skyctl.planner.summed_bytes import summed_bytes
 from skyctl.records.problem import Problem
 
@@ -40,8 +40,8 @@ class StageCosts:
         most: by row and range, microbatches that its memory allows, and of a step all but one.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.model = CostModel(problem)
+    def __init__(self, problem: Problem, links: LinkTables | None = None) -> None:
+        self.model = CostModel(problem, links)
         self.problem = problem
         self.layers, self.microbatches = self.model.layers, problem.microbatches
         starts, stops = np.triu_indices(self.layers + 1, 1)
@@ -161,22 +161,8 @@ class _Lines:
         self.ends = np.arange(count)
         sizes = [size.first + size.second for size in summed_bytes(problem)]
         self.sent_bytes = np.concatenate([[0.0], np.cumsum(sizes)])
-        self._message_s, self._latency_s, self._line_s = (np.zeros((count, count)) for _ in range(3))
-        bandwidth = {(x.source, x.target): x.bandwidth_bytes_per_s for x in problem.links}
-        for a in range(count):
-            for b in range(count):
-                cost = model.link_cost(a, b)
-                self._message_s[a, b], self._latency_s[a, b] = cost.slowest_s_per_byte, cost.latency_s
-                link = bandwidth.get((model.ids[a], model.ids[b]))
-                self._line_s[a, b] = 1 / link if link is not None else 0.0
-        self._shared: list[tuple[float, npt.NDArray[np.bool_]]] = []
-        for resource in problem.shared:
-            over = np.zeros((count, count), dtype=bool)
-            for source, target in resource.links:
-                over[model.index(source), model.index(target)] = True
-            byte_s = 1 / resource.bandwidth_bytes_per_s
-            self._line_s[over] = np.maximum(self._line_s[over], byte_s)
-            self._shared.append((byte_s, over))
+        self._message_s, self._latency_s = model.links.message_line_s, model.links.latency_s
+        self._line_s, self._slots = model.links.line_s, model.links.slots
         self._forward_s, self._backward_s, optimizer = (
             np.stack([np.diff(sums[d]) for d in range(count)])
             for sums in (model.forward_s, model.backward_s, model.optimizer_s)
@@ -211,13 +197,14 @@ class _Lines:
     def byte_s(self, device: int, way: int) -> Floats:
         """Seconds of a byte over 1, 2, … of its lines at once (as many as layers), out (0) or in (1)."""
         others = self._others(device)
-        pick: Callable[[Any], Any] = lambda x: x[device, others] if way == 0 else x[others, device]  # noqa: E731
+        count = len(self.ends)
+        pairs = device * count + others if way == 0 else others * count + device
         with np.errstate(divide="ignore"):
-            rates = 1 / pick(self._line_s)
+            rates = 1 / self._line_s.take(pairs)
         caps = _fastest(rates, self.model.layers)
-        for byte_s, over in self._shared:
-            if pick(over).any():
-                caps = np.minimum(caps, 1 / byte_s + _fastest(rates[~pick(over)], self.model.layers))
+        for number, rate in self._slots.rates_of(pairs).items():
+            over = self._slots.occupies(pairs, number)
+            caps = np.minimum(caps, rate + _fastest(rates[~over], self.model.layers))
         return 1 / caps
 
 
