@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
+from skyctl.run.sum_spec import equal_ring
 
 from ..helpers import forms
 from ..helpers.processes import left_of_state
@@ -88,6 +90,26 @@ def test_over_gloo_a_rank_is_killed_and_then_a_connection_cut(three: Any) -> Non
     assert "SIGKILL" in killed
     assert f"node {one}" in cut or f"node {other}" in cut
     assert left_of_state(three.state) == []
+
+
+def test_over_gloo_a_ring_goes_round_in_any_order(three: Any) -> None:
+    """The best ring need not be in the order of ranks, and a rank still speaks for itself alone."""
+    words = (*forms.SIZES, *forms.FORMS["data"].plan, "--sync", "ring", "-o", "ring.json")
+    three.run_inside("plan", "train.py", *words)
+    made = json.loads((three.folder / "ring.json").read_text())
+    first, second, third = (pipeline["stages"][0]["device"] for pipeline in made["pipelines"])
+    turned = {first: first, second: third, third: second}
+    for route in made["sync"]["groups"][0]["routes"]:
+        route["root"] = turned[route["root"]]
+        for way in ("up", "down"):
+            route[way] = [[turned[one] for one in edge] for edge in route[way]]
+    assert equal_ring(Plan.model_validate(made)) is not None
+    losses = []
+    for name in ("ring.json", "turned.json"):
+        (three.folder / "turned.json").write_text(json.dumps(made))
+        done = three.run("launch", name, "--steps", "3", "--backend", "gloo", "--json", code=0)
+        losses.append(losses_of(done))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def planned(three: Any, form: str) -> Path:

@@ -58,6 +58,31 @@ _SO_ATTACH_FILTER, _WHOLE_PACKET = 26, 0x40000
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 
 
+class _StoreByPlace(_c10d.Store):  # type: ignore[misc]
+    """A store of keys by rank, as Gloo uses it, whose ranks are places on a ring: ``0/PLACE``."""
+
+    def __init__(self, store: Store, ring: Sequence[int]) -> None:
+        super().__init__()
+        self._store = store
+        self._rank_keys = {f"0/{place}": f"0/{rank}" for place, rank in enumerate(ring)}
+
+    def _by_rank(self, key: str) -> str:
+        return self._rank_keys.get(key, key)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._store.set(self._by_rank(key), value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(self._by_rank(key))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        by_rank = [self._by_rank(key) for key in keys]
+        if timeout is None:
+            self._store.wait(by_rank)
+        else:
+            self._store.wait(by_rank, timeout)
+
+
 class GlooProcessGroup(PlannedProcessGroup):
     """One rank's end of Gloo's connections to its peers.
 
@@ -125,7 +150,8 @@ class GlooProcessGroup(PlannedProcessGroup):
         made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
         place = self._ring.index(self.rank())
         with _new_sockets(address) as opened:  # peers connect as soon as this one says where it is
-            self._gloo = _c10d.ProcessGroupGloo(store, place, self.size(), made)
+            places = _StoreByPlace(store, self._ring)
+            self._gloo = _c10d.ProcessGroupGloo(places, place, self.size(), made)
             wait_for_all(
                 [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
             )
