@@ -21,17 +21,20 @@ Column = tuple[int, ...]
 
 def aligned_drafts(model: HybridModel) -> Iterator[Draft]:
     """Drafts of two pipelines or more over chains of clusters; they may not fit."""
-    for columns in dict.fromkeys(_all_columns(model)):
-        yield from _cut(model, columns)
+    seen: set[tuple[Column, ...]] = set()
+    for columns in _all_columns(model):
+        if columns not in seen:
+            seen.add(columns)
+            yield from _cut(model, columns)
 
 
 def _all_columns(model: HybridModel) -> Iterator[tuple[Column, ...]]:
     base = model.base
     for clusters in clusterings(base):
-        large = [one for one in clusters if len(one) > 1]
+        large = [_by_speed(base, one) for one in clusters if len(one) > 1]
         for chain in _chains(base, large):
             for count in range(2, min(*map(len, chain), model.microbatches) + 1):
-                columns = [column for one in chain for column in _columns_of(base, one, count)]
+                columns = [column for one in chain for column in _columns_of(one, count)]
                 if len(columns) <= model.layers:
                     yield tuple(columns)
 
@@ -61,9 +64,13 @@ def _chains(costs: CostModel, clusters: Sequence[Sequence[int]]) -> Iterator[tup
         yield tuple(chain)
 
 
-def _columns_of(costs: CostModel, cluster: Sequence[int], count: int) -> list[Column]:
-    """The cluster's devices in columns of ``count`` that are about as fast, the fastest first."""
-    ranked = sorted(cluster, key=lambda d: (-speed_of(costs, d), d))
+def _by_speed(costs: CostModel, cluster: Sequence[int]) -> list[int]:
+    """The fastest first."""
+    return sorted(cluster, key=lambda d: (-speed_of(costs, d), d))
+
+
+def _columns_of(ranked: Sequence[int], count: int) -> list[Column]:
+    """A cluster's devices in columns of ``count`` that are about as fast, the fastest first."""
     return [tuple(ranked[k : k + count]) for k in range(0, len(ranked) - count + 1, count)]
 
 

@@ -23,6 +23,8 @@ from skyctl.records.problem import Problem
 
 BOUND_MARGIN = 1e-9
 """Relative: left off a bound by sets, whose sums ``verify`` rounds in another order."""
+PAIR_S = 2e-5
+"""About the seconds that the bound by prices takes for each pair of devices, with the proof of it."""
 START_SHARE, SEARCH_SHARE = 0.2, 0.75
 """Of the time, until when a start is looked for where every hybrid is looked at after it, and until when any
 search goes on; what is left is for the bound."""
@@ -49,7 +51,7 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     found = _search(model, strategy, began, time_limit_s)
     bound = None
     if strategy == "optimal" and not found.complete:
-        bound = hybrid_bound(problem, began + time_limit_s, model.links)
+        bound = _bound_by_prices(model, began + time_limit_s)
     if found.best is None:
         _raise_none(proved=found.complete or (bound is not None and math.isinf(bound.bound_s)))
     proof = make_certificate(
@@ -63,6 +65,13 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
         proof = _bounded(problem, proof, bound)
         proof = _bounded_by_sets(proof, set_bound_s(model, proof.value_s, began + time_limit_s))
     return make_plan(model, strategy, found.best, proof, _explain_unused(model, found.best, proof))
+
+
+def _bound_by_prices(model: HybridModel, deadline: float) -> HybridBound | None:
+    """The bound; None: there are too many devices to look at all lines in what is left of the time."""
+    if model.devices**2 * PAIR_S > deadline - time.perf_counter():
+        return None
+    return hybrid_bound(model.problem, deadline, model.links)
 
 
 def _raise_none(*, proved: bool) -> NoReturn:

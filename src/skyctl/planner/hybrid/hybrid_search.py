@@ -39,7 +39,7 @@ MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
 DATA_SHARE, ALIGNED_SHARE, STARTS_SHARE, MOVES_SHARE = 0.2, 0.3, 0.45, 0.65
 """Of the time, until when the holders of all layers, pipelines cut alike, other starts, and moves of devices
 are looked at."""
-MOST_CHANGES = 100_000
+MOST_CHANGES = 20_000
 """Changes of one step's cuts and shares that are listed at once; those of shares and cuts come first."""
 STEPS_POLISHED = 12
 """Best steps with different sets whose cuts and shares are changed."""

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from skyctl.planner.verification.problem_data import Array, Ints, Proof, sums
-from skyctl.planner.verification.routes import Edge
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.schedule.actions import least_in_flight
 
@@ -43,6 +42,57 @@ def prove_by_prices(step: CheckedStep, below_s: float, prices: Sequence[float]) 
     return Proof(None, f"by its prices the devices may take {taken / wanted:.4%} of the work below it")
 
 
+class _LineTables:
+    """A problem's lines as tables by source and target: entries by pair take too long for many devices."""
+
+    def __init__(self, step: CheckedStep) -> None:
+        wires, at, count = step.sums.wires, step.index, len(step.ids)
+        self.latency_s, self.line_s, self.message_s, self.message_latency_s = np.zeros((4, count, count))
+        self.over: list[Ints] = []
+        """By pair, its first, second, … shared resource; −1 where it has no further one."""
+        self.shared_s = wires.shared_s
+        sent = np.ones((count, count))
+        for (a, b), link in step.links.items():
+            pair = at[a], at[b]
+            self.message_latency_s[pair], sent[pair] = link.latency_s, link.sent_share
+            self.latency_s[pair], self.line_s[pair] = wires.latency_s[a, b], wires.link_s[a, b]
+        for (a, b), numbers in wires.over.items():
+            for slot, number in enumerate(numbers):
+                if slot == len(self.over):
+                    self.over.append(np.full((count, count), -1))
+                self.over[slot][at[a], at[b]] = number
+                self.line_s[at[a], at[b]] = max(self.line_s[at[a], at[b]], wires.shared_s[number])
+        self.message_s = sent * self.line_s
+
+    def others(self, device: int) -> Ints:
+        """All devices but one."""
+        return np.delete(np.arange(len(self.line_s)), device)
+
+    def byte_s(self, device: int, out: bool, most: int) -> Array:
+        """Seconds of a byte cut among its 1, 2, … ``most`` fastest lines, no further than resources allow."""
+        others = self.others(device)
+        ends = (device, others) if out else (others, device)
+        with np.errstate(divide="ignore"):
+            rates = 1 / self.line_s[ends]
+        caps = [_fastest(rates, most)]
+        numbers = [slot[ends] for slot in self.over]
+        for number in {x for slot in numbers for x in slot.tolist()} - {-1}:
+            apart = np.all([slot != number for slot in numbers], axis=0)
+            caps.append(1 / self.shared_s[number] + _fastest(rates[apart], most))
+        out_s: Array = 1 / np.min(caps, axis=0)
+        return out_s
+
+
+def _fastest(rates: Array, most: int) -> Array:
+    """The sums of the 1, 2, … ``most`` largest of these; of all, where there are fewer."""
+    out = np.zeros(most)
+    largest = np.cumsum(np.sort(rates)[::-1][:most])
+    out[: len(largest)] = largest
+    if len(largest):
+        out[len(largest) :] = largest[-1]
+    return out
+
+
 class _StageLimit:
     """What a device can take of a step below a limit, as a part of one of several pipelines."""
 
@@ -52,6 +102,7 @@ class _StageLimit:
         self.count = step.facts.layers
         self.sent = sums(np.array(step.sums.sizes))
         self.columns = [step.facts.columns(d) for d in range(len(step.ids))]
+        self.lines = _LineTables(step)
         self._optimizer_s = float(np.stack([x[2] for x in self.columns]).min(axis=0).max())
 
     def most(self, device: int, worth: Array) -> float:
@@ -60,7 +111,7 @@ class _StageLimit:
         ahead_s, back_s = self._passage_s(device)
         entry = self.step.problem.devices[device]
         wait_s = self._latency_s(device)
-        lines = [self._lines_byte_s(device, out) for out in (True, False)]
+        lines = [self.lines.byte_s(device, out, self.count) for out in (True, False)]
         best = 0.0
         for i in range(self.count):
             stops: Ints = np.arange(i + 1, self.count + 1, dtype=np.int64)
@@ -99,55 +150,25 @@ class _StageLimit:
             out = np.maximum(out, np.maximum(spread_s, largest * byte_s[0] + wait_s))
         return out
 
-    def _passage_s(self, device: int) -> tuple[list[float], list[float]]:
+    def _passage_s(self, device: int) -> tuple[Array, Array]:
         """By first layer, what a microbatch takes at least to the device, and on from there to the end."""
-        step, others = self.step, [d for d in range(len(self.step.ids)) if d != device]
-        beside_s = min(
-            (step.problem.devices[d].handling_s + step.problem.devices[d].action_s) / 2
-            + step.problem.devices[d].neighbour_s / 2
-            for d in others
-        )
+        others = self.lines.others(device)
+        entries = [self.step.problem.devices[d] for d in others]
+        beside_s = min((x.handling_s + x.action_s) / 2 + x.neighbour_s / 2 for x in entries)
+        sizes = np.array([layer.output_bytes for layer in self.step.problem.layers[:-1]])
         out = []
-        for column, ends in ((0, [(d, device) for d in others]), (1, [(device, d) for d in others])):
-            least = np.stack([self.columns[d][column] for d in others]).min(axis=0)
-            passed_s = [0.0]
-            for i in range(1, self.count):
-                size = step.problem.layers[i - 1].output_bytes
-                hops = (step.hop(a, b, size) for a, b in ends)
-                message_s = min(max(x.link_s, *(s for _, s in x.shared), 0.0) + x.latency_s for x in hops)
-                passed_s.append(float(least[:i].sum()) + beside_s + message_s)
+        for column, ends in ((0, (others, device)), (1, (device, others))):
+            layers_s = np.stack([self.columns[d][column] for d in others]).min(axis=0)
+            hops_s = np.outer(sizes, self.lines.message_s[ends]) + self.lines.message_latency_s[ends]
+            passed_s = sums(layers_s)[:-1]
+            passed_s[1:] += beside_s + hops_s.min(axis=1)
             out.append(passed_s)
         return out[0], out[1]
 
-    def _edges(self, device: int, out: bool) -> list[Edge]:
-        name = self.step.ids[device]
-        others = [other for other in self.step.ids if other != name]
-        return [(name, other) if out else (other, name) for other in others]
-
     def _latency_s(self, device: int) -> float:
         """Of its nearest way to another device, and of the nearest way from one."""
-        latency_s = self.step.sums.wires.latency_s
-        return sum(
-            min(latency_s.get(edge, 0.0) for edge in self._edges(device, out)) for out in (True, False)
-        )
-
-    def _lines_byte_s(self, device: int, out: bool) -> Array:
-        """Seconds of a byte that is cut among its 1, 2, … fastest lines, no further than resources allow."""
-        wires, edges = self.step.sums.wires, self._edges(device, out)
-        fastest = sorted(edges, key=wires.line_s)
-        byte_s: list[float] = []
-        for many in range(1, self.count + 1):
-            if many > len(edges):
-                byte_s.append(byte_s[-1])
-                continue
-            rates = [1 / s if (s := wires.line_s(edge)) > 0 else math.inf for edge in fastest[:many]]
-            caps = [math.fsum(rates)]
-            for number in {k for edge in edges for k in wires.over.get(edge, ())}:
-                apart = [edge for edge in fastest if number not in wires.over.get(edge, ())][:many]
-                rates = [1 / s if (s := wires.line_s(edge)) > 0 else math.inf for edge in apart]
-                caps.append(1 / wires.shared_s[number] + math.fsum(rates))
-            byte_s.append(1 / min(caps))
-        return np.array(byte_s)
+        others, latency_s = self.lines.others(device), self.lines.latency_s
+        return float(latency_s[device, others].min() + latency_s[others, device].min())
 
     def _allowed(self, device: int, start: int, stops: Ints) -> Array:
         """By stop, the most microbatches that memory, pins and ties let it have there."""
