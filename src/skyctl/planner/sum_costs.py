@@ -143,14 +143,19 @@ class SumCosts:
 
     def helpers_of(self, holders: Collection[int]) -> tuple[int, ...]:
         """The devices that may help these holders: none in a ring and in a star, few with trees."""
-        if self.problem.sync in ("ring", "star"):
+        if not self._may_help:
             return ()
         found = [d for d in self._helper_order if d not in holders]
         return tuple(sorted(found if self.problem.sync == "server" else found[:MOST_HELPERS]))
 
     def any_helpers(self) -> tuple[int, ...]:
         """The devices that may help some holders or other."""
-        return () if self.problem.sync in ("ring", "star") else tuple(self._helper_order)
+        return tuple(self._helper_order) if self._may_help else ()
+
+    @property
+    def _may_help(self) -> bool:
+        """Whether devices may help: neither pipelines side by side nor rings and stars have them."""
+        return self.problem.parallel == "data" and self.problem.sync not in ("ring", "star")
 
 
 def buffer_bytes(children: int) -> float:

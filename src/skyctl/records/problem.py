@@ -204,23 +204,23 @@ class Problem(FileRecord):
             _split_fits(device, times, len(self.layers))
         pairs: set[tuple[str, str]] = set()
         for link in self.links:
-            _need(link.source, known, "links")
-            _need(link.target, known, "links")
+            if link.source not in known or link.target not in known:
+                _need(link.source, known, "links")
+                _need(link.target, known, "links")
             if link.source == link.target:
                 raise ValueError(f"a link of {link.source!r} to itself")
             if (link.source, link.target) in pairs:
                 raise ValueError(f"duplicate link {link.source!r} → {link.target!r}")
             pairs.add((link.source, link.target))
         for resource in self.shared:
+            where = f"shared {resource.name!r}"
             for pair in resource.links:
                 if len(pair) != 2:
-                    raise ValueError(
-                        f"shared {resource.name!r}: a link is [source, target], not {list(pair)}"
-                    )
+                    raise ValueError(f"{where}: a link is [source, target], not {list(pair)}")
                 for end in pair:
-                    _need(end, known, f"shared {resource.name!r}")
+                    _need(end, known, where)
                 if pair[0] == pair[1]:
-                    raise ValueError(f"shared {resource.name!r}: a link of {pair[0]!r} to itself")
+                    raise ValueError(f"{where}: a link of {pair[0]!r} to itself")
         for field in ("first_stage", "last_stage", "helpers"):
             for device in getattr(self, field) or ():
                 _need(device, known, field)
@@ -303,17 +303,17 @@ def _computable(problem: Problem) -> None:
             raise ValueError(
                 f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"
             )
-    largest = max(layer.output_bytes for layer in problem.layers)
-    ways = [
-        (f"link {k.source!r} → {k.target!r}", k.bandwidth_bytes_per_s, k.latency_s, k.sent_share)
-        for k in problem.links
-    ]
-    most = max((k.sent_share for k in problem.links), default=1.0)
-    ways += [(f"shared {s.name!r}", s.bandwidth_bytes_per_s, 0.0, max(1.0, most)) for s in problem.shared]
-    for name, bandwidth, latency_s, sent_share in ways:
-        seconds = sent_share * max(largest, 1.0) / bandwidth + latency_s
-        if 2 * m * len(problem.layers) * seconds > LARGEST:
-            raise ValueError(f"{name}: a message takes {seconds:.3g} s: too large")
+    largest = max(1.0, *(layer.output_bytes for layer in problem.layers))
+    limit_s = LARGEST / (2 * m * len(problem.layers))
+    for link in problem.links:
+        seconds = link.sent_share * largest / link.bandwidth_bytes_per_s + link.latency_s
+        if seconds > limit_s:
+            raise ValueError(f"{_name_of(link)}: a message takes {seconds:.3g} s: too large")
+    most = max((link.sent_share for link in problem.links), default=1.0)
+    for resource in problem.shared:
+        seconds = max(1.0, most) * largest / resource.bandwidth_bytes_per_s
+        if seconds > limit_s:
+            raise ValueError(f"{_name_of(resource)}: a message takes {seconds:.3g} s: too large")
     if problem.parallel != "pipeline":
         _sums_computable(problem)
     each = (
@@ -333,9 +333,21 @@ def _sums_computable(problem: Problem) -> None:
         layer.state_bytes if layer.gradient_bytes is None else layer.gradient_bytes
         for layer in problem.layers
     )
-    rates = [(f"link {k.source!r} → {k.target!r}", 1 / k.bandwidth_bytes_per_s) for k in problem.links]
-    rates += [(f"shared {s.name!r}", 1 / s.bandwidth_bytes_per_s) for s in problem.shared]
-    rates += [(f"device {d.id!r}", d.reduce_byte_s + d.message_byte_s) for d in problem.devices]
-    for name, byte_s in [("the layers' gradients", 1.0), *rates]:
-        if 4 * len(problem.devices) ** 2 * gradients * byte_s > LARGEST:
-            raise ValueError(f"{name}: {gradients:.3g} bytes of gradients are too much to compute with")
+    limit_s = LARGEST / max(4 * len(problem.devices) ** 2 * gradients, 1 / LARGEST)
+    too_much = f"{gradients:.3g} bytes of gradients are too much to compute with"
+    if limit_s < 1:
+        raise ValueError(f"the layers' gradients: {too_much}")
+    lines: tuple[Link | SharedResource, ...] = (*problem.links, *problem.shared)
+    for line in lines:
+        if 1 / line.bandwidth_bytes_per_s > limit_s:
+            raise ValueError(f"{_name_of(line)}: {too_much}")
+    for device in problem.devices:
+        if device.reduce_byte_s + device.message_byte_s > limit_s:
+            raise ValueError(f"device {device.id!r}: {too_much}")
+
+
+def _name_of(line: Link | SharedResource) -> str:
+    """For people."""
+    if isinstance(line, SharedResource):
+        return f"shared {line.name!r}"
+    return f"link {line.source!r} → {line.target!r}"

@@ -119,12 +119,15 @@ def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, chi
         if edge[child] == root or edge[child] in parents:
             raise ValueError(f"{name}: {edge[child]!r} has more than one parent, or is the root")
         parents[edge[child]] = edge[1 - child]
+    leading = {root}
     for device in parents:
-        at, passed = device, 0
-        while at != root:
-            at, passed = parents.get(at, ""), passed + 1
-            if not at or passed > len(parents):
+        at, way = device, []
+        while at not in leading:
+            way.append(at)
+            at = parents.get(at, "")
+            if not at or len(way) > len(parents):
                 raise ValueError(f"{name}: no way leads from {device!r} to the root {root!r}")
+        leading.update(way)
 
 
 def check_sync(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from skyctl.errors import InputError
-from skyctl.planner.cost_model import StageAssignment
+from skyctl.planner.cost_model import CostModel, StageAssignment
 from skyctl.planner.routes.layout_table import LayoutTable
 from skyctl.planner.stage_memory import fits_device
 from skyctl.planner.step_costs import StepCosts
@@ -88,8 +88,8 @@ class HolderCosts(StepCosts):
             as a helper.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, base: CostModel | None = None) -> None:
+        super().__init__(problem, base)
         pins = [names for names in (problem.first_stage, problem.last_stage) if names is not None]
         named = problem.helpers or ()
         self.may_hold = [name not in named and all(name in names for names in pins) for name in self.ids]

@@ -119,7 +119,7 @@ class _ImprovementSearch:
 
     def _look_at_holders(self) -> None:
         until = self.began + DATA_SHARE * (self.deadline - self.began)
-        found = search_greedy(HolderCosts(self.model.problem), until).best
+        found = search_greedy(HolderCosts(self.model.problem, self.model.base), until).best
         if found is not None and len(found.holders) > 1:
             whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in found.holders)
             self._keep(self.model.step(Draft(whole, found.shares)))
