@@ -30,7 +30,7 @@ from skyctl.records.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "paper.md"
-PICTURE = ROOT / "docs" / "images" / "paper.png"
+PICTURE = ROOT / "docs" / "images" / "paper.svg"
 
 LIMIT_S = 60.0
 """For the document; ``skyctl compare --paper`` takes two seconds unless told."""

@@ -31,4 +31,4 @@ fi
 echo "installing into .venv ($(.venv/bin/python --version)); the first time takes a few minutes"
 quiet=--quiet
 [ -t 1 ] && quiet=
-.venv/bin/python -m pip install --disable-pip-version-check $quiet -c constraints.txt -e '.[plots,dev,docs]'
+.venv/bin/python -m pip install --disable-pip-version-check $quiet -c constraints.txt -e '.[dev,docs]'

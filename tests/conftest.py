@@ -122,7 +122,6 @@ def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[No
         patch.setenv(TAG, session_tag)
         patch.setenv("TMPDIR", str(temporary))
         patch.setattr(tempfile, "tempdir", str(temporary))
-        patch.setenv("MPLCONFIGDIR", str(pytestconfig.rootpath / ".pytest_cache" / "matplotlib"))
         patch.setenv("SKYCTL_HOME", str(temporary / "state"))  # for fixtures wider than one test
         patch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
         patch.delenv("SKYCTL_CLUSTER", raising=False)

@@ -231,7 +231,7 @@ class RunPaths:
         ├── weights.safetensors the trained weights
         ├── weights-00000060.safetensors  those of a checkpoint that another run began with (--init-from)
         ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
-        ├── trace.png           a typical step of it as a picture
+        ├── trace.svg           a typical step of it as a picture
         ├── supervisor.log      what the supervisor said
         ├── requests/           what other commands ask of the supervisor (stop, join)
         └── checkpoints/        with --keep-here: shards as on the nodes
@@ -251,7 +251,7 @@ class RunPaths:
         self.tensorboard = self.folder / "tensorboard"
         self.weights = self.folder / "weights.safetensors"
         self.trace = self.folder / "trace.json"
-        self.trace_picture = self.folder / "trace.png"
+        self.trace_picture = self.folder / "trace.svg"
         self.supervisor_log = self.folder / "supervisor.log"
         self.requests = self.folder / "requests"
         self.checkpoints = self.folder / "checkpoints"

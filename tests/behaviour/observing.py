@@ -70,7 +70,7 @@ def skyctl_environment(folder: Path) -> dict[str, str]:
     home = folder / "home"
     home.mkdir(exist_ok=True)
     env.update(SKYCTL_HOME=str(folder / "state"), HOME=str(home), NO_COLOR="1", COLUMNS="200", TERM="dumb")
-    env.update(XDG_CACHE_HOME=str(folder / "cache"), MPLCONFIGDIR=str(folder / "matplotlib"))
+    env.update(XDG_CACHE_HOME=str(folder / "cache"))
     pyenv = Path.home() / ".pyenv"
     if "PYENV_ROOT" not in env and pyenv.is_dir():
         env["PYENV_ROOT"] = str(pyenv)

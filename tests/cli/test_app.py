@@ -17,7 +17,7 @@ from skyctl.cli.examples import EXAMPLES
 
 from ..helpers.commands import run_here
 
-HEAVY = ("torch", "ortools", "paramiko", "numpy", "matplotlib", "yaml")
+HEAVY = ("torch", "ortools", "paramiko", "numpy", "jinja2", "yaml")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -110,7 +110,7 @@ def test_a_measured_workload_is_planned_without_torch_and_without_its_code(
     profile = samples.profile(digest)
     profile["workload"]["source"] = "train.py"
     save_profile(Profile.model_validate_json(json.dumps(profile)))
-    slow = ("torch", "transformers", "ortools", "paramiko", "matplotlib")
+    slow = ("torch", "transformers", "ortools", "paramiko")
     settings = ("--batch-size", "8", "--microbatches", "4", "--time-limit", "1")
     run_without(slow, tmp_path, "plan", "train.py", *settings, "-o", "plan.json")
     paths = RunPaths.new()

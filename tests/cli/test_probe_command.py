@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run) -> Run:
     [
         ("--refresh",),
         ("-o", "x.json"),
-        ("--plot", "x.png"),
+        ("--plot", "x.svg"),
         ("--links", "none"),
         ("--links", "all"),
         ("--microbatches", "4"),
@@ -46,7 +46,7 @@ def test_what_quick_would_not_do_is_refused(run: Run, flags: tuple[str, ...]) ->
 
 
 def test_a_picture_of_no_links_is_refused(run: Run) -> None:
-    code, _, err = run("--links", "none", "--plot", "x.png")
+    code, _, err = run("--links", "none", "--plot", "x.svg")
     assert code == 2
     assert "--links none" in err
 

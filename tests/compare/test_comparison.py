@@ -17,7 +17,7 @@ def _document(compared, **fields) -> str:
 
 def test_document_is_a_record_of_its_own(three) -> None:
     rows = summarize_outcomes(three)
-    text = _document(rows, cluster="home", workload="gpt:layers=2", files={"plot": "a.png"})
+    text = _document(rows, cluster="home", workload="gpt:layers=2", files={"plot": "a.svg"})
     again = parse(Comparison, text, "here")
     assert again.rows == tuple(rows)
     assert json.loads(text)["version"] == 1  # it says nothing that version 1 can't hold

@@ -67,7 +67,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
     assert "skyctl/py.typed" in names
     assert "skyctl/cli/app.py" in names
-    for template in ("templates/charts.html", "templates/charts.css",
+    for template in ("templates/charts.html", "templates/charts.css", "templates/palette.css",
                      "templates/report.html", "templates/report.css"):  # fmt: skip
         assert f"skyctl/compare/{template}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -74,7 +74,7 @@ def test_even_is_beaten(compared: Path) -> None:
         assert rows[name]["predicted_speedup"] > 1.3
         assert rows[name]["measured_speedup"] > 1.3
     assert rows["optimal"]["predicted_s"] <= rows["heuristic"]["predicted_s"] * (1 + 1e-9)
-    assert (compared / "comparison.png").stat().st_size > 10_000
+    assert (compared / "comparison.svg").stat().st_size > 10_000
 
 
 @pytest.mark.slow

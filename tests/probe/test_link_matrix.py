@@ -124,19 +124,22 @@ def test_colours_run_from_fast_to_slow_and_their_ink_can_be_read() -> None:
     assert [rate_text(mbit) for mbit in (4.984, 98.4, 945.2, 9400)] == ["4.98", "98.4", "945", "9.4G"]
 
 
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_picture_is_an_svg(tmp_path: Path) -> None:
     for one in (profile(5), profile(MOST_NODES + 1, sites=1)):
-        path = draw_link_matrix(one, tmp_path / "links.png")
-        assert path.read_bytes().startswith(b"\x89PNG")
+        path = draw_link_matrix(one, tmp_path / "links.svg")
+        assert path.read_text().startswith("<svg ")
     with pytest.raises(SkyctlError, match="no links to draw"):
-        draw_link_matrix(profile(3).model_copy(update={"links": ()}), tmp_path / "none.png")
+        draw_link_matrix(profile(3).model_copy(update={"links": ()}), tmp_path / "none.svg")
 
 
 def test_a_picture_that_could_not_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     check_plot(None)
-    check_plot(tmp_path / "x.png")
-    with pytest.raises(InputError, match=r"ends in \.png"):
-        check_plot(tmp_path / "x.pdf")
+    check_plot(tmp_path / "x.svg")
+    for name in ("x.png", "x.pdf", "x"):
+        with pytest.raises(InputError, match="charts are SVG files") as caught:
+            check_plot(tmp_path / name)
+        assert caught.value.hint == f"--plot {tmp_path / 'x.svg'}"
+    with pytest.raises(InputError, match="charts are SVG files"):
+        check_plot(Path())
     with pytest.raises(InputError, match="does not exist"):
-        check_plot(tmp_path / "none" / "x.png")
+        check_plot(tmp_path / "none" / "x.svg")

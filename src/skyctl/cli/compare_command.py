@@ -27,7 +27,7 @@ from skyctl.cli.options import (
 )
 from skyctl.cli.placement_options import PlacementOptions
 from skyctl.cli.run_options import ValidateBatchesOption, ValidateEveryOption
-from skyctl.errors import InputError, SkyctlError
+from skyctl.errors import InputError
 from skyctl.workload.recipe import VALIDATE_BATCHES, Recipe
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from skyctl.compare.outcome import StrategyOutcome
     from skyctl.compare.sweeps import ComparisonSweep, NodesPoint
     from skyctl.control.comparison_job import ComparisonJob
-    from skyctl.paper.paper_result import PaperResult
     from skyctl.records.profile import Profile
 
 PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbose", "yes")
@@ -353,7 +352,7 @@ def _compare_paper(out: Output, context: typer.Context, folder: Path | None, tim
     _refuse_others(context)
     from skyctl.files import make_private, write_atomic
     from skyctl.paper.paper_experiment import LIMIT_S, run_experiment
-    from skyctl.paper.paper_report import describe_paper, paper_tables
+    from skyctl.paper.paper_report import describe_paper, paper_tables, plot_paper
 
     with out.progress("paper") as progress:
         limit_s = time_limit_s if is_given(context, "time_limit") else LIMIT_S
@@ -365,24 +364,14 @@ def _compare_paper(out: Output, context: typer.Context, folder: Path | None, tim
         out.line(text, wrap=True)
     if folder is not None:
         place = make_private(folder)
-        files = {"figures": str(place / "paper.json"), **_plot_paper(out, paper, place)}
+        plot = plot_paper(paper, place / "paper.svg")
+        files = {"figures": str(place / "paper.json"), "plot": str(plot)}
         paper = paper.model_copy(update={"files": files})
         write_atomic(place / "paper.json", paper.to_json(), mode=None)
         for name, path in files.items():
             out.note(f"{name}: {path}")
     out.note(f"{paper.wall_s:.0f} s; what it means: docs/paper.md")
     out.json(paper)
-
-
-def _plot_paper(out: Output, paper: PaperResult, place: Path) -> dict[str, str]:
-    """The picture's path; without matplotlib none, and a note: the tables have all figures."""
-    from skyctl.paper.paper_report import plot_paper
-
-    try:
-        return {"plot": str(plot_paper(paper, place / "paper.png"))}
-    except SkyctlError as exc:
-        out.note(str(exc))
-        return {}
 
 
 def _refuse_others(context: typer.Context) -> None:

@@ -84,7 +84,7 @@ LearningRateOption = Annotated[
 StepsOption = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Training steps.")]
 TraceOption = Annotated[
     bool,
-    typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
+    typer.Option("--trace", help="Record what every stage does when: trace.json and trace.svg of the run."),
 ]
 
 

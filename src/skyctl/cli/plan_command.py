@@ -129,7 +129,7 @@ class PlanResultOptions:
         Path | None,
         typer.Option(
             "--plot",
-            metavar="FILE.png",
+            metavar="FILE.svg",
             help="Draw the routes over which gradients are summed, as a picture (with --parallel data).",
         ),
     ] = None
@@ -225,12 +225,12 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
 
 def _draw_routes(out: Output, plan: Plan, path: Path) -> None:
     """Writes the picture of the routes; of a plan that has none there is a note instead."""
-    from skyctl.compare.charts.png import write_png
+    from skyctl.compare.charts.svg_file import write_svg
     from skyctl.control.route_map import map_routes
 
     found = map_routes(plan)
     if found.rows:
-        out.note(f"picture: {write_png(path, found)}")
+        out.note(f"picture: {write_svg(path, found)}")
     else:
         out.note(f"no picture {path}: this plan sums no gradients, so it has no routes")
 

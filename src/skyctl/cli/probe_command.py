@@ -54,7 +54,7 @@ class ProbeCommandOptions:
         ),
     ] = None
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the links as a picture.")
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the links as a picture.")
     ] = None
     quick: Annotated[
         bool,

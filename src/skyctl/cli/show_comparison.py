@@ -20,7 +20,6 @@ from skyctl.compare.outcome import (
     summarize_outcomes,
 )
 from skyctl.compare.step_seconds import describe_steps
-from skyctl.errors import SkyctlError
 from skyctl.files import comparison_folder, make_private, write_atomic
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     outcomes = list(report.outcomes)
     place = make_private(folder if folder is not None else comparison_folder()).resolve()
     compared = summarize_outcomes(outcomes)
-    files = _write_plans(outcomes, place) | _plot(out, report, place)
+    files = _write_plans(outcomes, place) | _plot(report, place)
     files["report"] = str(write_atomic(place / "report.html", render_report(report), mode=None))
     verdict = describe_conclusion(report.conclusion, compared)
     document = Comparison(
@@ -181,18 +180,15 @@ def _write_plans(outcomes: list[StrategyOutcome], place: Path) -> dict[str, str]
     return files
 
 
-def _plot(out: Output, report: ComparisonReport, place: Path) -> dict[str, str]:
-    """Writes the pictures; without matplotlib there is a note, and the figures are in the table."""
+def _plot(report: ComparisonReport, place: Path) -> dict[str, str]:
+    """Writes the pictures."""
     from skyctl.compare.charts.picture_files import picture_files
-    from skyctl.compare.charts.png import write_png
+    from skyctl.compare.charts.svg_file import write_svg
 
-    files = {}
-    try:
-        for picture in picture_files(report):
-            files[picture.name] = str(write_png(place / picture.file, *picture.groups))
-    except SkyctlError as exc:
-        out.note(str(exc))
-    return files
+    return {
+        picture.name: str(write_svg(place / picture.file, *picture.groups))
+        for picture in picture_files(report)
+    }
 
 
 def anonymize_command(context: typer.Context) -> str:

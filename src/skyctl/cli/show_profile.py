@@ -101,9 +101,12 @@ LINK_SELECTIONS = ("all", "sites", "none")
 
 def check_plot(path: Path | None) -> None:
     """Raises InputError, before any work is done, where the picture could not be written."""
-    if path is not None and path.suffix.lower() != ".png":
-        raise InputError(f"--plot {path}: the picture is a PNG; give a file that ends in .png")
-    if path is not None and not path.absolute().parent.is_dir():
+    if path is None:
+        return
+    if path.suffix.lower() != ".svg":
+        svg = path.with_suffix(".svg") if path.name.strip(".") else path / "chart.svg"
+        raise InputError(f"--plot {path}: charts are SVG files", hint=f"--plot {svg}")
+    if not path.absolute().parent.is_dir():
         raise InputError(f"--plot {path}: the folder {path.absolute().parent} does not exist")
 
 
@@ -128,11 +131,11 @@ def show_link_notes(out: Output, profile: Profile, how: str | None, plot: Path |
 
 
 def draw_link_matrix(profile: Profile, path: Path) -> Path:
-    """Writes the map of the links as a PNG (SkyctlError where no link was measured)."""
+    """Writes the map of the links as an SVG (SkyctlError where no link was measured)."""
     from dataclasses import replace
 
     from skyctl.compare.charts.chart import ChartGroup
-    from skyctl.compare.charts.png import write_png
+    from skyctl.compare.charts.svg_file import write_svg
     from skyctl.control.report_builder import link_chart
     from skyctl.probe.link_matrix import MOST_NODES, summarize_links
 
@@ -147,4 +150,4 @@ def draw_link_matrix(profile: Profile, path: Path) -> Path:
     if len(found.names) > MOST_NODES:
         cells = tuple(tuple(cell and replace(cell, lines=()) for cell in row) for row in chart.cells)
         chart = replace(chart, cells=cells)
-    return write_png(path, ChartGroup(((chart,),)))
+    return write_svg(path, ChartGroup(((chart,),)))

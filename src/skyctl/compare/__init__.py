@@ -1,1 +1,1 @@
-"""Strategies compared: rows, tables, pictures, the report. Pure, but for the PNG files."""
+"""Strategies compared: rows, tables, pictures, the report. Pure, but for the SVG files."""

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from skyctl.compare.certificate_text import describe_certificate
-from skyctl.compare.charts.chart import ChartBar, ChartCurve, ChartLane, LineChart, ValueAxis
 from skyctl.compare.charts.curve_charts import SWEEP_TITLES, loss_charts, strategy_legend, sweep_chart
 from skyctl.compare.charts.device_charts import device_speed_chart
 from skyctl.compare.charts.step_charts import (
@@ -22,6 +15,7 @@ from skyctl.compare.charts.step_charts import (
     step_time_chart,
     utilization_chart,
 )
+from skyctl.compare.charts.templates import template_environment
 from skyctl.compare.charts.timeline_charts import timeline_charts
 from skyctl.compare.conclusion import Gain, describe_conclusion
 from skyctl.compare.deviation import describe_deviation
@@ -44,24 +38,12 @@ from skyctl.compare.sweeps import ComparisonSweep, describe_sweep, sweep_table
 from skyctl.compare.sync_summary import describe_sync, sync_table
 from skyctl.records.measurement import Measurement
 
-TEMPLATES = Path(__file__).parent / "templates"
-_UNIT = re.compile(r"(\d) (%|s|ms|µs|[KMGT]?i?B)(?!\w)")
-"""A figure and its unit, which no line break may part."""
-
 
 def render_report(report: ComparisonReport) -> str:
     """The whole page. Everything in it that is not of the templates is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_printed,
-    )
+    environment = template_environment()
     plans = [report.plan(row.strategy) for row in report.planned]
     chosen = next((plan for plan in plans if plan.forms), None)
-    environment.globals |= {"merged_paths": _merged_paths, "curve_path": _curve_path}
     environment.filters["seconds"] = format_seconds
     return environment.get_template("report.html").render(
         report=report,
@@ -92,40 +74,6 @@ def render_report(report: ComparisonReport) -> str:
         certificates=[describe_certificate(report, row) for row in report.planned],
         sweeps=[_sweep(sweep) for sweep in report.sweeps],
     )
-
-
-def _printed(value: object) -> object:
-    """What an expression in a template becomes, before it is escaped.
-
-    Numbers are as short as they can be; there are no control characters, which HTML does not allow.
-    """
-    if isinstance(value, Markup):
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.3f}".rstrip("0").rstrip(".")
-    clean = "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in str(value)
-    )
-    return _UNIT.sub("\\1\u00a0\\2", clean)
-
-
-def _merged_paths(lane: ChartLane, axis: ValueAxis) -> list[tuple[str, str]]:
-    """(look, SVG path) for the bars of each look together, in thousandths of the axis."""
-    paths: dict[str, str] = {}
-    for mark in lane.marks:
-        if isinstance(mark, ChartBar):
-            x, width = 10 * axis.percent(mark.start), max(0.4, 10 * axis.percent(mark.length))
-            shape = f"M{x:.2f} {mark.top:g}h{width:.2f}v{mark.height:g}H{x:.2f}z"
-            paths[mark.look] = paths.get(mark.look, "") + shape
-    return list(paths.items())
-
-
-def _curve_path(curve: ChartCurve, chart: LineChart) -> str:
-    """The curve as an SVG path, in per cent of the field."""
-    places = ((chart.x_percent(p.x), chart.y_percent(p.y * chart.y_factor)) for p in curve.points)
-    return "M" + "L".join(f"{x:.3f} {y:.3f}" for x, y in places)
 
 
 class _Failure(NamedTuple):

@@ -19,7 +19,7 @@ from skyctl.compare.charts.chart import (
     TextPart,
     seconds_axis,
 )
-from skyctl.compare.charts.png import write_png
+from skyctl.compare.charts.svg_file import write_svg
 from skyctl.compare.number_format import UNKNOWN, format_gap, format_percent, format_ratio, format_seconds
 from skyctl.paper.paper_result import (
     PUBLISHED_REDUCTION,
@@ -191,10 +191,10 @@ def _planning(paper: PaperResult) -> PaperTable:
 
 
 def plot_paper(paper: PaperResult, path: str | Path) -> Path:
-    """Draws both charts to a PNG file.
+    """Draws both charts to an SVG file.
 
     Raises:
-        SkyctlError: matplotlib is missing, or the file can't be written.
+        SkyctlError: the file can't be written.
     """
     legend = (
         LegendEntry("line", f"s-{_CHAIN}", "chain, balanced"),
@@ -203,7 +203,7 @@ def plot_paper(paper: PaperResult, path: str | Path) -> Path:
         LegendEntry("line", f"s-{_EVEN}", "published: 55%"),
         LegendEntry("dot", f"d-{_PIPELINE}", "the experiment (lines: factors uniform; dashed: any factors)"),
     )
-    return write_png(path, ChartGroup(((_savings_chart(paper), _largest_size_chart(paper)),), legend))
+    return write_svg(path, ChartGroup(((_savings_chart(paper), _largest_size_chart(paper)),), legend))
 
 
 def _savings_chart(paper: PaperResult) -> LineChart:

@@ -116,7 +116,7 @@ def _plain_trace(document: Any, spec: RankSpec) -> dict[str, Any]:
 def write_trace(
     ranks: RankGroup, sessions: Mapping[str, Session], simulated: timeline.Timeline, callbacks: RunCallbacks
 ) -> str | None:
-    """Writes ``trace.json`` and, where matplotlib is installed, ``trace.png``; the first one's path.
+    """Writes ``trace.json`` and ``trace.svg``; the first one's path.
 
     ``simulated``: the plan's step. Training is done by then: what goes wrong here is a note, and no reason to
     lose it.

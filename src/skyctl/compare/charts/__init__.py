@@ -1,1 +1,1 @@
-"""Pictures of a comparison: one description of each (``chart.py``), drawn as SVG and as PNG."""
+"""Pictures of a comparison: one description of each (``chart.py``), drawn in the report and as files."""

@@ -1,4 +1,4 @@
-"""A picture as data. The report's SVG and the PNG files are drawn from the same record.
+"""A picture as data. The report and the SVG files are drawn from the same record.
 
 Along an axis everything has the unit that was measured (seconds, samples per second). Across it, within a
 lane, everything is in pixels from the lane's upper edge, of the height that ``LaneChart.lane_height`` gives.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
 from skyctl.compare.charts.chart import ChartGroup, LegendEntry
-from skyctl.compare.charts.matplotlib_canvas import device_names
+from skyctl.compare.charts.device_names import device_names
 from skyctl.compare.charts.network_chart import (
     Anchor,
     NetworkChart,

@@ -19,7 +19,7 @@ from skyctl.compare.charts.chart import (
     VerticalLine,
     seconds_axis,
 )
-from skyctl.compare.charts.png import write_png
+from skyctl.compare.charts.svg_file import write_svg
 from skyctl.compare.number_format import format_percent, format_seconds
 from skyctl.compare.report_data import ComparisonReport, StepTimelines
 from skyctl.compare.timeline import IDLE, KIND_LABELS, TRANSFER, Timeline, TimelineSpan
@@ -47,12 +47,12 @@ def timeline_charts(report: ComparisonReport) -> ChartGroup:
 
 
 def plot_trace(measured: Timeline, simulated: Timeline, path: str | Path) -> Path:
-    """Draws a typical measured step above the simulated one, as a PNG.
+    """Draws a typical measured step above the simulated one, as an SVG.
 
     Raises:
-        SkyctlError: matplotlib is missing, or the file can't be written.
+        SkyctlError: the file can't be written.
     """
-    return write_png(path, _chart_group([("One step", {}, StepTimelines(simulated, measured))]))
+    return write_svg(path, _chart_group([("One step", {}, StepTimelines(simulated, measured))]))
 
 
 def _chart_group(plans: Sequence[tuple[str, Mapping[str, str], StepTimelines]]) -> ChartGroup:

@@ -1,19 +1,18 @@
-"""Charts as PNG files: sizes, odd names, nothing to draw, no matplotlib."""
+"""Charts as SVG files: sizes, odd names, nothing to draw, and nothing that needs more than the file."""
 
 from __future__ import annotations
 
-import struct
-import subprocess
-import sys
+import re
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
 from skyctl.compare.charts.chart import ChartGroup
-from skyctl.compare.charts.matplotlib_canvas import device_names, shortened
+from skyctl.compare.charts.device_names import device_names, shortened
 from skyctl.compare.charts.picture_files import picture_files
-from skyctl.compare.charts.png import STYLE, colours, write_png
+from skyctl.compare.charts.svg_file import style, write_svg
 from skyctl.compare.charts.timeline_charts import plot_trace
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.timeline import simulated_timeline
@@ -21,13 +20,18 @@ from skyctl.errors import SkyctlError
 from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 
-pytest.importorskip("matplotlib")
 
-
-def _size(path: Path) -> tuple[int, int]:
-    head = path.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", head[16:24])
+def _size(path: Path) -> tuple[float, float]:
+    """Of a picture that is sound: XML, with nothing in it that is outside of the page or not a number."""
+    text = path.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not re.search(r"\bnan\b|\binf\b|https?://(?!www\.w3\.org)|@import|var\(|<script|<img", text)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for one in root.iter():
+        for name, most in (("x", width), ("y", height)):
+            at = one.attrib.get(name, "0")
+            assert at.endswith("%") or -20 <= float(at) <= most, (one.tag, one.attrib)
     return width, height
 
 
@@ -42,9 +46,11 @@ def _play(stages: int, microbatches: int, schedule: str = "zero-bubble") -> Simu
 def test_every_picture_of_a_report_is_drawn(three, reports: ModuleType, tmp_path: Path) -> None:
     drawn = {}
     for picture in picture_files(reports.made(three, full=True)):
-        drawn[picture.name] = path = write_png(tmp_path / picture.file, *picture.groups)
-        assert _size(path)[0] == 2000
-        assert path.stat().st_size > 8_000, path
+        drawn[picture.name] = path = write_svg(tmp_path / picture.file, *picture.groups)
+        assert _size(path)[0] == 1000
+        assert re.search(r"<(rect|path|circle) (?!width=\"100%)", path.read_text().partition("</defs>")[2]), (
+            path
+        )
     assert list(drawn) == [
         "plot", "cluster", "links", "steps", "bound", "prediction", "losses",
         "microbatches sweep", "nodes sweep",
@@ -58,7 +64,7 @@ def test_intervals_are_drawn(outcome, reports: ModuleType, tmp_path: Path) -> No
         for interval_s in (None, (2.3, 2.45)):
             made = reports.made([outcome("even", interval_s=interval_s, steps_s=[9.0, 2.4, 2.5, 2.6])])
             picture = next(one for one in picture_files(made) if one.name == name)
-            drawn.append(write_png(tmp_path / picture.file, *picture.groups).read_bytes())
+            drawn.append(write_svg(tmp_path / picture.file, *picture.groups).read_bytes())
         assert drawn[0] != drawn[1]
 
 
@@ -66,9 +72,9 @@ def test_sixteen_long_names_with_odd_signs(outcome, reports: ModuleType, tmp_pat
     devices = [f"Büro-$x_{i}$-工作站-{'long' * 9}/cuda:{i}" for i in range(16)]
     many = outcome(devices=devices, counts=[1] * 16, compute_s=[0.1] * 16, step_s=0.5)
     for picture in picture_files(reports.made([many])):
-        width, height = _size(write_png(tmp_path / picture.file, *picture.groups))
-        assert width == 2000
-        assert height > 1000 or picture.name not in ("plot", "steps", "cluster")
+        width, height = _size(write_svg(tmp_path / picture.file, *picture.groups))
+        assert width == 1000
+        assert height > 500 or picture.name not in ("plot", "steps", "cluster")
 
 
 @pytest.mark.parametrize("case", ["nothing", "one device", "only infeasible", "mixed", "zeros"])
@@ -83,63 +89,52 @@ def test_edges(case: str, outcome, reports: ModuleType, tmp_path: Path) -> None:
     }
     report = reports.made(cases[case], full=case not in ("nothing", "only infeasible"))
     for picture in picture_files(report):
-        _size(write_png(tmp_path / picture.file, *picture.groups))
+        _size(write_svg(tmp_path / picture.file, *picture.groups))
 
 
 def test_same_figures_same_bytes(three, reports: ModuleType, tmp_path: Path) -> None:
     picture = picture_files(reports.made(three))[0]
-    first, second = (write_png(tmp_path / name, *picture.groups) for name in ("a.png", "b.png"))
+    first, second = (write_svg(tmp_path / name, *picture.groups) for name in ("a.svg", "b.svg"))
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_measured_step_above_the_simulated_one(traces: ModuleType, tmp_path: Path) -> None:
-    one = plot_trace(*traces.two_timelines(), tmp_path / "trace.png")
+    one = plot_trace(*traces.two_timelines(), tmp_path / "trace.svg")
     measured, simulated = traces.two_timelines()
-    assert _size(one)[0] == 2000
-    assert _size(one)[1] > _size(plot_trace(simulated, simulated, tmp_path / "other.png"))[1] - 40
-    assert one.read_bytes() == plot_trace(measured, simulated, tmp_path / "again.png").read_bytes()
+    assert _size(one)[0] == 1000
+    assert one.read_bytes() == plot_trace(measured, simulated, tmp_path / "again.svg").read_bytes()
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (4, 8), (48, 24)])
 def test_traces_of_few_and_many_stages(stages: int, microbatches: int, tmp_path: Path) -> None:
     devices = [f"Büro-$x_{i}$-{'long' * 9}/cuda:{i}" for i in range(stages)]
     line = simulated_timeline(_play(stages, microbatches), devices)
-    width, height = _size(plot_trace(line, line, tmp_path / "trace.png"))
-    assert width == 2000
-    assert height <= 200 * 16
+    width, height = _size(plot_trace(line, line, tmp_path / "trace.svg"))
+    assert width == 1000
+    assert height <= 200 + 2 * 24 * stages
 
 
 def test_a_step_of_no_time(tmp_path: Path) -> None:
     play = SimulationInput("1f1b", 1, (1,), (0,), (StageTimes(0.0, 0.0),), ())
     line = simulated_timeline(play, ["n/cpu:0"])
-    _size(plot_trace(line, line, tmp_path / "trace.png"))
-
-
-def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SkyctlError, match="matplotlib") as caught:
-        write_png(tmp_path / "steps.png", ChartGroup(()))
-    assert caught.value.hint == "pip install 'skyctl[plots]'"
-    assert not (tmp_path / "steps.png").exists()
+    _size(plot_trace(line, line, tmp_path / "trace.svg"))
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(SkyctlError, match="No such file"):
-        write_png(tmp_path / "not there" / "losses.png", ChartGroup(()))
-
-
-def test_importing_draws_in_no_matplotlib() -> None:
-    code = "import sys, skyctl.compare.charts.png, skyctl.compare.comparison;"
-    code += "sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        write_svg(tmp_path / "not there" / "losses.svg", ChartGroup(()))
 
 
 def test_the_colours_are_those_of_the_style_sheet_in_the_light() -> None:
-    assert "--predicted:#56b4e9" in STYLE.read_text(encoding="utf-8")
-    assert colours()["predicted"] == "#56b4e9"
-    assert colours()["whisker on"] == colours()["measured"] == "#d55e00"
-    assert colours()["ring"] == colours()["predicted"]
-    assert colours()["paper"] == "#ffffff"
+    assert ".predicted{fill:#56b4e9}" in style()
+    assert ".ring{fill:#ffffff;stroke:#56b4e9" in style()
+
+
+def test_names_are_text_and_never_markup(outcome, reports: ModuleType, tmp_path: Path) -> None:
+    devices = ("<script>alert(1)</script>&amp;\"'/cpu:0", "b\x07\u202e-->/cpu:0")
+    made = reports.made([outcome(devices=devices, counts=(6, 6), compute_s=(1.0, 1.0))])
+    for picture in picture_files(made):
+        _size(write_svg(tmp_path / picture.file, *picture.groups))
 
 
 def test_names_that_fit() -> None:
