@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,19 @@ import pytest
 from skyctl.errors import InputError
 from skyctl.inventory.cluster_file import parse_cluster
 from skyctl.inventory.cluster_template import NewNode, apply_slots, render_cluster_file
+from skyctl.inventory.foreign import ansible_listing
 from skyctl.inventory.foreign.foreign_inventory import ForeignInventory, read_foreign
 from skyctl.inventory.yaml_document import parse_yaml
 from skyctl.records.cluster import Cluster
+
+from ..helpers.processes import after_a_moment, command
 
 YAML = """\
 all:
   vars:
     ansible_user: ada
     ansible_python_interpreter: auto_silent
-    ansible_become_password: !vault |
-      $ANSIBLE_VAULT;1.1;AES256
-      6162
+    ansible_become_password: sesame
     http_port: 80
   hosts:
     lone:
@@ -39,12 +41,28 @@ all:
       children:
         inner:
           hosts:
-            "x:22": {ansible_user: "{{ who }}"}
+            "x:22": {ansible_user: eve, http_url: "{{ x }}"}
             y: {ansible_ssh_common_args: -J j1, ansible_python_interpreter: /opt/py/bin/python}
           vars: {ansible_user: inner}
     win: {hosts: {w1: {ansible_connection: winrm}}}
     me: {hosts: {here: {ansible_connection: local, ansible_user: ignored}}}
 """
+
+
+@pytest.fixture(autouse=True)
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All of PATH: no Ansible is installed unless a test puts a program in."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def install(folder: Path, body: str) -> None:
+    """An ansible-inventory that does only that."""
+    program = folder / "ansible-inventory"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
 
 
 def imported(folder: Path, name: str, text: str) -> ForeignInventory:
@@ -66,7 +84,7 @@ def test_ansible_in_yaml(tmp_path: Path) -> None:
         "g08.lan": "grace",
         "g10.lan": "grace",
         "big": "grace",
-        "x": None,
+        "x": "eve",
         "y": "inner",
         "here": None,
     }
@@ -91,11 +109,10 @@ def test_what_is_left_out_is_said_without_values(tmp_path: Path) -> None:
     notes = "\n".join(imported(tmp_path, "inventory.yml", YAML).notes)
     assert "winrm" in notes
     assert "(w1)" in notes
-    assert "ansible_user is a template" in notes
     assert "passwords are not taken" in notes
     assert "ansible_become is not taken" in notes
     assert "hunter2" not in notes
-    assert "6162" not in notes
+    assert "sesame" not in notes
 
 
 INI = """\
@@ -129,42 +146,130 @@ def test_ansible_in_ini(tmp_path: Path) -> None:
     assert made.groups["sites"] == ("web1.lan", "web2.lan", "2001:db8::1", "db-a")
 
 
-def test_what_ansible_inventory_prints(tmp_path: Path) -> None:
-    made = cluster(
-        imported(
-            tmp_path,
-            "all.json",
-            '{"_meta": {"hostvars": {"a": {"ansible_host": "192.0.2.7"}}},'
-            ' "all": {"children": ["ungrouped", "g"]}, "g": {"hosts": ["a", "b"]}}',
-        )
-    )
-    assert [(n.name, n.host) for n in made.nodes] == [("a", "192.0.2.7"), ("b", "b")]
-    assert made.groups == {"g": ("a", "b")}
+LISTING = """\
+{"_meta": {"hostvars": {
+   "a": {"ansible_host": "192.0.2.7", "ansible_port": 77, "ansible_user": "{{ who }}"},
+   "b": {"ansible_password": {"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\\n6162\\n"},
+         "ansible_user": {"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\\n6162\\n"}}},
+  "profile": "inventory_legacy"},
+ "all": {"children": ["ungrouped", "x"]}, "g": {"hosts": ["b", "a"]}, "x": {"children": ["g"]},
+ "ungrouped": {"hosts": ["c"]}}
+"""
+"""As ansible-core 2.19 prints it."""
+PRINT_LISTING = f"/bin/cat <<'E'\n{LISTING}E"
 
 
-def test_variables_beside_the_file(tmp_path: Path) -> None:
-    for path, text in {
-        "group_vars/all.yml": "ansible_user: fromall\nansible_port: 1\n",
-        "group_vars/g/x.yml": "ansible_port: 2\n",
-        "host_vars/b": "ansible_port: 3\n",
-        "group_vars/z.yml": "$ANSIBLE_VAULT;1.1;AES256\n00\n",
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    text = "[g]\na ansible_port=9\nb ansible_port=9\nc\n[g:vars]\nansible_user=infile\n[z]\nc\n"
-    found = imported(tmp_path, "hosts.ini", text)
-    ports = {node.name: (node.port, node.user) for node in found.nodes}
-    assert ports == {"a": (9, "fromall"), "b": (3, "fromall"), "c": (2, "fromall")}
-    assert found.notes == ("group_vars/z.yml is sealed by ansible-vault",)
+@pytest.mark.parametrize("name", ["hosts", "inventory.yml", "listing.json"])
+def test_a_listing_is_read_wherever_it_comes_from(name: str, tmp_path: Path, bin_folder: Path) -> None:
+    install(bin_folder, f'[ "$1 $2" = "--list -i" ] && [ -f "$3" ] || exit 3\n{PRINT_LISTING}')
+    found = imported(tmp_path, name, LISTING if name == "listing.json" else "plugin: aws_ec2\n")
+    made = cluster(found)
+    assert [(n.name, n.host, n.port, n.user) for n in made.nodes] == [
+        ("c", "c", None, None),
+        ("b", "b", None, None),
+        ("a", "192.0.2.7", 77, None),
+    ]
+    assert made.groups == {"g": ("b", "a"), "x": ("b", "a")}
+    assert "ansible_user is a template, which only ansible can fill in (a)" in found.notes
+    assert "ansible_user is sealed by ansible-vault (b)" in found.notes
+    assert "6162" not in str(found.notes)
 
 
-def test_deeper_groups_and_priorities_win(tmp_path: Path) -> None:
+def test_scripts_and_folders_are_read_by_ansible(tmp_path: Path, bin_folder: Path) -> None:
+    install(bin_folder, PRINT_LISTING)
+    script = tmp_path / "dynamic"
+    script.write_text("#!/usr/bin/python\nmain()\n")
+    script.chmod(0o755)
+    for path in (script, tmp_path):
+        assert [node.name for node in read_foreign(path).nodes] == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("echo '[WARNING]: odd' >&2; echo '[ERROR]: no group' >&2; exit 1", "failed: [ERROR]: no group"),
+        ("echo first >&2; echo second >&2; exit 5", "failed: first"),
+        ("exit 5", "failed: exit code 5"),
+        ("kill -9 $$", "failed: exit code -9"),
+        ("echo hosts", "is not JSON"),
+        ("true", "is not JSON"),
+        ("echo '[]'", "'the whole' is no mapping"),
+        ("echo '{\"all\": 3}'", "'all' is no mapping"),
+        ('echo \'{"all": {"hosts": "a"}}\'', "hosts of group 'all' are no list"),
+        ('echo \'{"all": {"hosts": ["a"]}, "_meta": {"hostvars": {"a": 1}}}\'', "'a' is no mapping"),
+        ('echo \'{"all": {"hosts": ["a"], "vars": {"x": 1}}}\'', "variables of its own"),
+        ('echo \'{"all": {"children": ["g"]}, "g": {"children": ["all"]}}\'', "holds itself"),
+        ("echo '{\"all\": {}}'", "has no host"),
+    ],
+)
+def test_faults_of_ansible_inventory_are_named(
+    body: str, words: str, tmp_path: Path, bin_folder: Path
+) -> None:
+    install(bin_folder, body)
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        imported(tmp_path, "inventory.yml", "all: {}\n")
+    assert "inventory.yml" in str(caught.value)
+
+
+def test_an_ansible_inventory_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ansible_listing, "TIMEOUT_S", 0.5)
+    install(bin_folder, f"/bin/sleep 600 &\necho $! > {tmp_path}/child\nwait")
+    with pytest.raises(InputError, match=r"did not end within 0\.5 s"):
+        imported(tmp_path, "inventory.yml", "all: {}\n")
+    child = int((tmp_path / "child").read_text())
+    assert not after_a_moment(lambda: command(child))
+
+
+def test_an_ansible_inventory_that_can_not_start_is_named(tmp_path: Path, bin_folder: Path) -> None:
+    install(bin_folder, "")
+    (bin_folder / "ansible-inventory").write_text("#!/nowhere\n")
+    with pytest.raises(InputError, match="can't be started"):
+        imported(tmp_path, "inventory.yml", "all: {}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("i.yml", "# hosts\nplugin: aws_ec2\n", "i.yml:2: this is an order for a plugin"),
+        ("i.yml", "all:\n  vars:\n    x: !vault |\n      6162\n", "i.yml:3: this is a value with a tag"),
+        ("i.yml", "$ANSIBLE_VAULT;1.1;AES256\n00\n", "i.yml:1: this is sealed by ansible-vault"),
+        (
+            "i.yml",
+            "all:\n  hosts:\n    a: {ansible_host: '{{ x }}'}\n",
+            "i.yml:3: ansible_host is a tem",
+        ),
+        ("hosts", "[g]\na ansible_user='{{ x }}'\n", "hosts:2: ansible_user is a template"),
+        ("hosts", "[g]\na\n[g:vars]\nansible_user={% x %}\n", "hosts:4: ansible_user is a template"),
+        ("hosts", "[g]\na\n[g:vars]\nansible_group_priority=2\n", "hosts:4: ansible_group_priority is not"),
+        ("hosts", "#!/bin/sh\ntouch ran\n", "hosts:1: this is a program"),
+        (".", "", "is a folder"),
+        ("with_vars", "[g]\na\n", "group_vars has variables of its hosts"),
+    ],
+)
+def test_a_file_that_takes_ansible_is_refused_by_line(
+    name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    if name == "with_vars":
+        (tmp_path / "group_vars").mkdir()
+    path = tmp_path / name
+    if text:
+        path.write_text(text)
+        path.chmod(0o755)
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        read_foreign(path)
+    assert "install ansible-core, then ansible-inventory reads it" in (caught.value.hint or "")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_inner_groups_win_and_the_host_itself(tmp_path: Path) -> None:
     text = (
-        "[a]\nh\n[b]\nh\n[c]\nh\n[outer:children]\nc\n[a:vars]\nansible_user=a\nansible_port=7\n"
-        "ansible_group_priority=5\n[b:vars]\nansible_user=b\nansible_port=8\n[c:vars]\nansible_user=c\n"
+        "[a]\nh\n[b]\nh ansible_host=192.0.2.1\n[c]\nh\n[outer:children]\nc\n[a:vars]\nansible_user=a\n"
+        "ansible_port=7\n[b:vars]\nansible_user=b\nansible_port=8\nansible_host=b\n[c:vars]\nansible_user=c\n"
     )
     node = imported(tmp_path, "hosts", text).nodes[0]
-    assert (node.user, node.port) == ("c", 7)
+    assert (node.user, node.port, node.host) == ("c", 8, "192.0.2.1")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +303,6 @@ def test_slots_are_gpus_or_threads_where_asked() -> None:
     ("name", "text", "words"),
     [
         ("i.yml", "nodes: [a]\n", "this is a cluster.yaml already"),
-        ("i.yml", "plugin: aws_ec2\n", "asks a plugin"),
         ("i.yml", "- a\n", "a mapping of groups"),
         ("i.yml", "g:\n  hosts:\n    a: 3\n", "i.yml:3: host 'a'"),
         ("i.yml", "g: {children: {h: {children: {g: {}}}}, hosts: {a: }}\n", "holds itself"),
@@ -207,7 +311,7 @@ def test_slots_are_gpus_or_threads_where_asked() -> None:
         ("i.yml", "g: {hosts: {}}\n", "has no host"),
         ("hosts", "[g\na\n", "hosts:1: a section is"),
         ("hosts", "[g:children]\nnone\n", "hosts:2: there is no group [none]"),
-        ("hosts", "[g]\na b\n", "hosts:2: behind a host"),
+        ("hosts", "[g]\na b\n", "hosts:2: a variable is KEY=VALUE"),
         ("hosts", "[g:vars]\nx\n", "KEY=VALUE"),
         ("hostfile", "a slots=x\n", "hostfile:1: slots of a"),
         ("hostfile", "a\nn[9-2]\n", "hostfile:2: the range in 'n[9-2]' is empty"),
@@ -218,16 +322,6 @@ def test_faults_are_named(tmp_path: Path, name: str, text: str, words: str) -> N
     with pytest.raises(InputError) as caught:
         imported(tmp_path, name, text)
     assert words in str(caught.value)
-
-
-def test_programs_and_folders_are_not_run(tmp_path: Path) -> None:
-    script = tmp_path / "dynamic"
-    script.write_text("#!/bin/sh\ntouch ran\n")
-    script.chmod(0o755)
-    for path in (script, tmp_path):
-        with pytest.raises(InputError, match="ansible-inventory"):
-            read_foreign(path)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_defaults_are_what_all_have_alike() -> None:

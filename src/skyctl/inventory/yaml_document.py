@@ -144,22 +144,20 @@ def nearest_word_hint(word: str, known: Collection[str]) -> str:
     return f"; there are {', '.join(sorted(known))}" if known else ""
 
 
-def load_yaml(
-    path: str | Path, *, hint: str | None = None, loader_class: type[yaml.SafeLoader] = yaml.SafeLoader
-) -> YamlDocument:
-    """Reads a YAML file with ``yaml.SafeLoader``, or one made from it that knows more tags.
+def load_yaml(path: str | Path, *, hint: str | None = None) -> YamlDocument:
+    """Reads a YAML file with ``yaml.SafeLoader``.
 
     Raises:
         InputError: missing, unreadable or not UTF-8 (with ``hint``).
         InventoryError: not YAML, a tab, a key that stands twice, or more than one document.
     """
-    return parse_yaml(read_text(path, hint=hint), str(path), loader_class)
+    return parse_yaml(read_text(path, hint=hint), str(path))
 
 
-def parse_yaml(text: str, path: str, loader_class: type[yaml.SafeLoader] = yaml.SafeLoader) -> YamlDocument:
+def parse_yaml(text: str, path: str) -> YamlDocument:
     """As ``load_yaml``, from text; ``path`` is what errors call it."""
     try:
-        loader = loader_class(text)
+        loader = yaml.SafeLoader(text)
     except yaml.YAMLError as exc:  # a character that YAML forbids
         raise InventoryError(f"{path}: not YAML: {exc}") from exc
     try:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skyctl.errors import InputError, InventoryError
 from skyctl.files import read_text
 from skyctl.inventory.cluster_template import NewNode
-from skyctl.inventory.foreign import ansible, ansible_files
-from skyctl.inventory.foreign.ansible_files import ImportNotes
+from skyctl.inventory.foreign.ansible_listing import (
+    INSTALL_HINT,
+    PROGRAM,
+    AnsibleListing,
+    list_inventory,
+    parse_listing,
+)
+from skyctl.inventory.foreign.ansible_variables import ImportNotes, convert_listing
+from skyctl.inventory.foreign.plain_ansible import read_plain
 from skyctl.inventory.host_ranges import expand_hosts, without_slurm_ranges
 
 # Hostfiles: of DeepSpeed and Open MPI (``host slots=4``), of MPICH and Intel MPI (``host:4``).
@@ -103,9 +111,6 @@ def _parse_hostfile_node(words: list[str], where: str, notes: ImportNotes) -> Ne
     )
 
 
-_DUMP_COMMAND = "ansible-inventory -i {path} --list --yaml > all.yml"
-
-
 @dataclass(frozen=True)
 class ForeignInventory:
     """``kind``: what the file was taken for; ``notes``: what was left out, and why."""
@@ -117,35 +122,44 @@ class ForeignInventory:
 
 
 def read_foreign(path: Path) -> ForeignInventory:
-    """Reads an Ansible inventory (YAML, INI, or ``ansible-inventory --list``), or a hostfile.
+    """Reads an Ansible inventory or a hostfile.
 
-    What it is, is told by its name and content: ``.yml``, ``.yaml``, ``.json`` are Ansible's; a text in which
-    every line is a host with nothing but slots and the like is a hostfile; all else is Ansible's INI.
+    A text in which every line is a host with nothing but slots and the like is a hostfile; all else is
+    Ansible's. ``ansible-inventory`` reads that where it is installed, scripts, plugins and folders included;
+    without it plain INI and YAML files are read. What it has printed (``.json``) is read in any case.
 
     Raises:
         InputError: no such file, or one that names no host.
-        InventoryError: a fault in it, with file and line.
+        InventoryError: a fault in it, with file and line where they are known.
     """
-    dump = f"have ansible write it out: {_DUMP_COMMAND.format(path=path)}"
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; --from takes one file", hint=dump)
-    text = read_text(path)
-    if text.startswith("#!") and os.access(path, os.X_OK):
-        raise InputError(f"{path} is a program, which --from does not run", hint=dump)
     notes = ImportNotes()
-    if path.suffix.lower() in (".yml", ".yaml", ".json"):
-        kind, nodes, groups = (
-            "an Ansible inventory (YAML)",
-            *ansible.convert_inventory(ansible_files.read_yaml(path, notes), path, notes),
+    groups: dict[str, tuple[str, ...]] = {}
+    text = "" if path.is_dir() else read_text(path)
+    is_program = text.startswith("#!") and os.access(path, os.X_OK)
+    is_yaml = path.suffix.lower() in (".yml", ".yaml", ".json")
+    if is_yaml and (found := re.search(r"^nodes\s*:", text, re.MULTILINE)):
+        line = text.count("\n", 0, found.start()) + 1
+        raise InventoryError(
+            f"{path}:{line}: this is a cluster.yaml already, not an inventory",
+            hint=f"use it as it is: skyctl check -c {path}",
         )
-    elif is_hostfile(text):
-        kind, nodes, groups = "a hostfile", read_hostfile(text, str(path), notes), {}
+    if not (is_yaml or is_program) and is_hostfile(text):
+        kind, nodes = "a hostfile", read_hostfile(text, str(path), notes)
     else:
-        kind, nodes, groups = (
-            "an Ansible inventory (INI)",
-            *ansible.convert_inventory(ansible_files.read_ini(text, str(path)), path, notes),
-        )
+        kind, listing = _read_ansible(text, path, is_yaml=is_yaml)
+        nodes, groups = convert_listing(listing, notes)
     if not nodes:
         said = f" ({'; '.join(notes.lines())})" if notes.lines() else ""
         raise InputError(f"{path}, taken for {kind}, has no host that can be a node{said}")
     return ForeignInventory(kind, tuple(nodes), groups, tuple(notes.lines()))
+
+
+def _read_ansible(text: str, path: Path, *, is_yaml: bool) -> tuple[str, AnsibleListing]:
+    """What the file is called, and what is in it."""
+    if path.suffix.lower() == ".json" and '"_meta"' in text:
+        return f"a listing of {PROGRAM}", parse_listing(text, str(path))
+    if program := shutil.which(PROGRAM):
+        return "an Ansible inventory", list_inventory(program, path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", hint=f"name one file in it, or {INSTALL_HINT}")
+    return f"an Ansible inventory ({'YAML' if is_yaml else 'INI'})", read_plain(text, path, is_yaml=is_yaml)

@@ -1,4 +1,4 @@
-"""Ansible's hosts and variables → nodes and groups; ``group_vars`` and ``host_vars`` beside the file too."""
+"""Ansible's hosts and variables → nodes and groups of a cluster.yaml."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from typing import Any
 
 from skyctl.errors import InventoryError
 from skyctl.inventory.cluster_template import NewNode
-from skyctl.inventory.foreign.ansible_files import (
-    AnsibleInventory,
-    AnsibleYamlLoader,
-    ImportNotes,
-    VaultValue,
-)
-from skyctl.inventory.yaml_document import load_yaml
+from skyctl.inventory.foreign.ansible_listing import AnsibleListing
 
 _FIELD_VARIABLES = {
     "host": ("ansible_host", "ansible_ssh_host"),
@@ -32,52 +26,61 @@ _PASSWORD_VARIABLES = (
     "ansible_ssh_password",
     "ansible_ssh_private_key_passphrase",
 )
-_IGNORED_VARIABLES = (
-    "ansible_connection",
-    "ansible_group_priority",
+TAKEN_VARIABLES = {
+    *(name for names in _FIELD_VARIABLES.values() for name in names),
     *_SSH_ARGUMENT_VARIABLES,
-    *_PASSWORD_VARIABLES,
-)
-_KNOWN_VARIABLES = {name for names in _FIELD_VARIABLES.values() for name in names} | set(_IGNORED_VARIABLES)
+    "ansible_connection",
+}
+_KNOWN_VARIABLES = {*TAKEN_VARIABLES, *_PASSWORD_VARIABLES, "ansible_group_priority"}
 _OPTIONS_WITH_VALUE = set("BbcDEeFIiJLlmOoPpQRSWw")
 
 
-def convert_inventory(
-    inventory: AnsibleInventory, path: Path, notes: ImportNotes
-) -> tuple[list[NewNode], dict[str, tuple[str, ...]]]:
-    """The nodes and groups that an inventory means.
+class ImportNotes:
+    """What was left out, and of which hosts: one line each."""
 
-    Variables count as in ansible: those of ``all``, then outer before inner groups, then the same from
-    ``group_vars/`` beside the file, then the host's own, then ``host_vars/``.
+    def __init__(self) -> None:
+        self._hosts: dict[str, dict[str, None]] = {}
+
+    def add(self, what: str, host: str | None = None) -> None:
+        """Notes what was left out of a host, once per host."""
+        hosts = self._hosts.setdefault(what, {})
+        if host is not None:
+            hosts[host] = None
+
+    def lines(self) -> list[str]:
+        """In the order of their first occurrence."""
+        return [f"{what}{_host_list(list(hosts))}" for what, hosts in self._hosts.items()]
+
+
+def _host_list(hosts: list[str]) -> str:
+    if not hosts:
+        return ""
+    more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
+    return f" ({', '.join(hosts[:3])}{more})"
+
+
+def convert_listing(
+    listing: AnsibleListing, notes: ImportNotes
+) -> tuple[list[NewNode], dict[str, tuple[str, ...]]]:
+    """The nodes and groups that a listing means.
 
     Raises:
         InventoryError: a group holds itself, a port is none.
     """
-    order = inventory.order()
-    members = {name: inventory.members(name) for name in order}
-    folder = path.parent
-    given = {name: _folder_variables(folder / "group_vars", name, notes) for name in order}
+    members = listing.members()
     nodes = []
-    for host, own in inventory.hosts.items():
-        groups = [name for name in order if host in members[name]]
-        merged: dict[str, Any] = {}
-        for name in groups:
-            merged.update(inventory.groups[name].variables)
-        for name in groups:
-            merged.update(given[name])
-        merged.update(own)
-        merged.update(_folder_variables(folder / "host_vars", host, notes))
-        node = _convert_host(host, merged, inventory.path, notes)
+    for host in members.get("all", {}):
+        node = _convert_host(host, listing.variables.get(host, {}), listing.path, notes)
         nodes += [node] if node is not None else []
-    return nodes, _convert_groups(order, members, [node.name for node in nodes], notes)
+    return nodes, _convert_groups(members, [node.name for node in nodes], notes)
 
 
 def _convert_groups(
-    order: list[str], members: Mapping[str, Mapping[str, None]], names: list[str], notes: ImportNotes
+    members: Mapping[str, Mapping[str, None]], names: list[str], notes: ImportNotes
 ) -> dict[str, tuple[str, ...]]:
     groups = {}
-    for group in order:
-        inside = tuple(name for name in names if name in members[group])
+    for group, hosts in members.items():
+        inside = tuple(name for name in names if name in hosts)
         if group in ("all", "ungrouped") or not inside:
             continue
         if group in names:
@@ -120,7 +123,7 @@ def _text_variable(variables: Mapping[str, Any], name: str, host: str, notes: Im
     value = variables.get(name)
     if value is None or isinstance(value, bool):
         return None
-    if isinstance(value, VaultValue):
+    if isinstance(value, dict) and "__ansible_vault" in value:
         notes.add(f"{name} is sealed by ansible-vault", host)
         return None
     if not isinstance(value, str | int):
@@ -205,25 +208,3 @@ def _ssh_destination(command: str) -> str | None:
     hosts = [value for flag, value in found if flag == ""]
     plain = all(flag in ("", "W", "q") for flag, _ in found)
     return hosts[0] if plain and len(hosts) == 1 and any(flag == "W" for flag, _ in found) else None
-
-
-def _folder_variables(folder: Path, name: str, notes: ImportNotes) -> dict[str, Any]:
-    """What ``group_vars/NAME`` (``.yml``, ``.yaml``, ``.json``, bare, or a folder of such files) sets."""
-    if "/" in name or name.startswith(".") or not folder.is_dir():
-        return {}
-    found: dict[str, Any] = {}
-    for path in (folder / name, *(folder / f"{name}{ending}" for ending in (".yml", ".yaml", ".json"))):
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.is_file() and not file.name.startswith(".") and not file.name.endswith("~"):
-                found.update(_read_variables(file, notes))
-    return found
-
-
-def _read_variables(file: Path, notes: ImportNotes) -> dict[str, Any]:
-    with file.open("rb") as fp:
-        if fp.read(14) == b"$ANSIBLE_VAULT":
-            notes.add(f"{file.parent.name}/{file.name} is sealed by ansible-vault")
-            return {}
-    document = load_yaml(file, loader_class=AnsibleYamlLoader)
-    return document.mapping((), None, "a file of variables")
