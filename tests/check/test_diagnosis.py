@@ -114,7 +114,7 @@ def test_limits() -> None:
         assert (tick.status, tick.found) == (status, tick.found)
         assert words in str(tick.found)
         assert tick.hint
-    unknown = {"nofile": None, "shm_bytes": None, "memory_available_bytes": None, "memory_total_bytes": None}
+    unknown = {"nofile": None, "shm_bytes": None}
     unknown |= {"tmp": {"path": "/tmp", "free_bytes": None}, "cache": {"path": "/c", "free_bytes": None}}
     assert statuses(diagnosis.limits_ticks(NODE, {**FACTS, **unknown})) == ["ok"]
     held = {"memory_total_bytes": 24 << 30, "memory_available_bytes": 3 << 30, "memory_limit_bytes": 4 << 30}

@@ -102,7 +102,7 @@ def set_cpus(state: LabState, node: str, cpus: float) -> None:
 def set_rate(state: LabState, node: str, rate_mbit: float) -> None:
     """Changes the rate of the node's link from now on, in both directions."""
     there = state.node(node)
-    bucket = traffic_shaping.token_bucket(rate_mbit, traffic_shaping.queue_s(state.spec))
+    bucket = traffic_shaping.token_bucket(rate_mbit, traffic_shaping.queue_s(state.spec.sites.latency_ms))
     traffic_shaping.run_batch(
         "tc", [f"qdisc replace dev {there.port} root {bucket}"], pid=_network_pid(state)
     )

@@ -94,7 +94,7 @@ def test_a_links_fault_is_named_with_its_line(tmp_path, link, words):
 
 
 def test_a_direction_is_said_once(tmp_path):
-    with pytest.raises(InventoryError, match=r"lab.yaml:6: link 4 says n2 → n1, which a link before it says"):
+    with pytest.raises(InventoryError, match=r"lab.yaml:6: links says n2 → n1 more than once"):
         read(tmp_path, f"{LINKED}  - {{from: n2, to: n1, rate_mbit: 5}}\n")
 
 
@@ -112,7 +112,7 @@ def test_sites_may_be_left_out(tmp_path):
         (
             "nodes:\n  - {name: n1, cpus: 1}\n  - {name: n1, cpus: 1}\n",
             3,
-            "duplicate node 'n1' (first on line 2)",
+            "duplicate node 'n1' (node 1 is the first)",
         ),
         ("nodes:\n  - name: n1\n    cpus: fast\n", 3, "'cpus' in node 'n1'"),
         ("nodes:\n  - name: n1\n    cpus: -1\n", 3, "'cpus' in node 'n1'"),

@@ -181,7 +181,7 @@ def test_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_guests_are_counted_once_and_steal_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu 9 9 9 9\ncpu0 100 10 20 5000 7 3 4 50 60 5\ncpu1 1000 0 0 0 0 0 0 0 0 0\nintr 5\n")
-    monkeypatch.setattr(node, "_allowed_cpus", lambda: {0})
+    monkeypatch.setattr(node, "cpu_affinity", lambda: [0])
     tick = os.sysconf("SC_CLK_TCK")
     assert node._busy_s(stat) == (137 / tick, 50 / tick)
     assert node._busy_s(tmp_path / "none") is None
@@ -189,7 +189,7 @@ def test_guests_are_counted_once_and_steal_apart(tmp_path: Path, monkeypatch: py
 
 def test_heat_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "THERMAL_FOLDER", tmp_path)
-    monkeypatch.setattr(node, "_allowed_cpus", lambda: {0, 1})
+    monkeypatch.setattr(node, "cpu_affinity", lambda: [0, 1])
     assert node._overheat_count() is None
     for number in (0, 1):
         folder = tmp_path / f"cpu{number}" / "thermal_throttle"

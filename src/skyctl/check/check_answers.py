@@ -49,8 +49,8 @@ class HostFacts:
     executable: Annotated[str, MaxLength(4096)]
     cpus: Cpus
     cpu_quota: Cpus | None
-    memory_total_bytes: ByteCount | None
-    memory_available_bytes: ByteCount | None
+    memory_total_bytes: ByteCount
+    memory_available_bytes: ByteCount
     memory_limit_bytes: ByteCount | None
     nofile: tuple[Number, Number] | None
     shm_bytes: ByteCount | None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from skyctl.errors import SkyctlError
-from skyctl.records.base import Name, Record, Seconds, Seq, since
+from skyctl.records.base import Name, Record, Seconds, Seq
 
 TickStatus = Literal["ok", "warning", "failed", "skipped"]
 
@@ -44,7 +44,7 @@ class NodeReport(Record):
     address: str | None
     interface: str | None
     ticks: Seq[Tick]
-    dtypes: Seq[DtypeReport] = since(1, ())
+    dtypes: Seq[DtypeReport] = ()
 
     @property
     def ok(self) -> bool:

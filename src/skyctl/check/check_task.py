@@ -162,25 +162,19 @@ def _host_facts(cache: Path) -> dict[str, Any]:
     import platform
 
     from skyctl.device.cgroup import read_limits
+    from skyctl.device.host import memory_bytes, usable_cpus
 
     limits = read_limits()
-    total = available = None
-    with suppress(OSError, ValueError, IndexError):
-        values = {
-            line.partition(":")[0]: int(line.partition(":")[2].split()[0]) * 1024
-            for line in Path("/proc/meminfo").read_text().splitlines()
-        }
-        total, available = values.get("MemTotal"), values.get("MemAvailable", values.get("MemFree"))
+    total, available = memory_bytes()
     limit = limits.memory
-    if limit is not None and total is not None and limit.limit_bytes >= total:
+    if limit is not None and limit.limit_bytes >= total:
         limit = None
     if limit is not None:
-        available = min(available or 0, limit.left_bytes)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        available = min(available, limit.left_bytes)
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
-        "cpus": cpus,
+        "cpus": usable_cpus(),
         "cpu_quota": limits.quota.cpus if limits.quota else None,
         "memory_total_bytes": total,
         "memory_available_bytes": available,

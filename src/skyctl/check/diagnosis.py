@@ -148,8 +148,7 @@ def limits_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
     if ticks:
         return ticks
     parts = [f"{facts['cpus']} cpus" + (f" (quota {facts['cpu_quota']:g})" if facts["cpu_quota"] else "")]
-    if facts["memory_available_bytes"] is not None:
-        parts.append(_memory_text(node, facts))
+    parts.append(_memory_text(node, facts))
     if facts["cache"]["free_bytes"] is not None:
         parts.append(f"{_size_text(facts['cache']['free_bytes'])} disk free")
     return [ok("limits", ", ".join(parts))]
@@ -161,8 +160,7 @@ def _memory_text(node: Node, facts: Mapping[str, Any]) -> str:
     cap = "cgroup limit" if facts["memory_limit_bytes"] is not None else "free"
     if node.memory_gib is not None and node.memory_gib * 2**30 < free and not _has_cards(node):
         free, cap = node.memory_gib * 2**30, "memory_gib"
-    of = f" of {_size_text(total)}" if total is not None else ""
-    return f"{_size_text(free)}{of} memory ({cap})"
+    return f"{_size_text(free)} of {_size_text(total)} memory ({cap})"
 
 
 def _has_cards(node: Node) -> bool:
@@ -199,15 +197,10 @@ def _memory_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
     free, limit = facts["memory_available_bytes"], facts["memory_limit_bytes"]
     total = facts["memory_total_bytes"] if limit is None else limit
     ticks = []
-    if free is not None and free < LOW_MEMORY_BYTES:
+    if free < LOW_MEMORY_BYTES:
         what = "free" if limit is None else "left under its cgroup limit"
         ticks.append(warning("limits", f"{_size_text(free)} memory {what}", "end what else runs there"))
-    if (
-        node.memory_gib is not None
-        and total is not None
-        and node.memory_gib * 2**30 > total
-        and not _has_cards(node)
-    ):
+    if node.memory_gib is not None and node.memory_gib * 2**30 > total and not _has_cards(node):
         found = f"memory_gib: {node.memory_gib:g}, but it has {_size_text(total)}"
         ticks.append(warning("limits", found, f"lower `memory_gib` of node {node.name!r} in cluster.yaml"))
     return ticks

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from skyctl.agent.task_orders import write_order
 from skyctl.check import diagnosis
 from skyctl.check.check_answers import TorchFacts
 from skyctl.check.check_orders import (
-    CheckRequest,
     ClockRequest,
     ConnectRequest,
     FactsRequest,
@@ -41,7 +40,7 @@ from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_address, own_addresses
-from skyctl.remote.session_factory import make_connector, open_sessions
+from skyctl.remote.session_factory import close_sessions, make_connector, open_sessions
 
 PRELOADED = (CHECK_TASK, "torch")
 """What local nodes' tasks are forked with: not all of what ranks need, which takes as long again."""
@@ -81,10 +80,6 @@ class _CheckedNode:
     def name(self) -> str:
         return self.session.node.name
 
-    def ask(self, request_of: Callable[[int], CheckRequest], timeout_s: float) -> dict[str, Any]:
-        """As of ``NodeQuestions``."""
-        return self.questions.ask(request_of, timeout_s)
-
 
 def check_nodes(
     cluster: Cluster,
@@ -107,12 +102,16 @@ def check_nodes(
         )
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
     subjects = {name: _CheckedNode(session) for name, session in sessions.items()}
-    with _closing_sessions(sessions), ThreadPoolExecutor(_NODES_AT_ONCE, "check") as pool:
-        _on_every_node(pool, subjects, _inspect_node, said)
-        _find_addresses(subjects)
-        _on_every_node(pool, subjects, _start_listening, said)
-        everyone = list(subjects.values())
-        _on_every_node(pool, subjects, lambda subject: _connect_to_peers(subject, everyone), said)
+    try:
+        with ThreadPoolExecutor(_NODES_AT_ONCE, "check") as pool:
+            _on_every_node(pool, subjects, _inspect_node, said)
+            _find_addresses(subjects)
+            _on_every_node(pool, subjects, _start_listening, said)
+            everyone = list(subjects.values())
+            _on_every_node(pool, subjects, lambda subject: _connect_to_peers(subject, everyone), said)
+    finally:
+        with suppress(SkyctlError, OSError):
+            close_sessions(sessions.values())
     _compare_torch_versions(subjects)
     nodes = []
     for node in cluster.nodes:
@@ -148,25 +147,6 @@ class _ProgressCounter:
                 self.on_event(text, self.done, self.total)
 
 
-@contextmanager
-def _closing_sessions(sessions: dict[str, Session]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        threads = [
-            threading.Thread(target=_close_session, args=(s,), name="close") for s in sessions.values()
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-
-def _close_session(session: Session) -> None:
-    with suppress(SkyctlError, OSError):
-        session.close()
-
-
 def _on_every_node(
     pool: ThreadPoolExecutor,
     subjects: dict[str, _CheckedNode],
@@ -191,7 +171,7 @@ def _inspect_node(subject: _CheckedNode) -> None:
     """Reach to login went well, or there would be no session; Python, torch, devices, limits, clock."""
     node, session = subject.session.node, subject.session
     names = diagnosis.check_names(node)
-    facts = subject.ask(FactsRequest, ANSWER_TIMEOUT_S)
+    facts = subject.questions.ask(FactsRequest, ANSWER_TIMEOUT_S)
     found = session.host if node.transport == "ssh" else "this machine"
     subject.ticks = [ok(name, found if name == "reach" else None) for name in names[: names.index("python")]]
     subject.ticks.append(diagnosis.python_tick(facts))
@@ -215,7 +195,7 @@ def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
     best = (0.0, float("inf"))
     for _ in range(_PINGS):
         began, sent = time.time(), time.monotonic()
-        there = subject.ask(ClockRequest, ANSWER_TIMEOUT_S)["time_s"]
+        there = subject.questions.ask(ClockRequest, ANSWER_TIMEOUT_S)["time_s"]
         round_trip_s = time.monotonic() - sent
         if round_trip_s < best[1]:
             best = (there - (began + round_trip_s / 2), round_trip_s)
@@ -241,7 +221,7 @@ def _start_listening(subject: _CheckedNode) -> None:
         subject.ticks += skipped(["port"], "no address")
         return
     listen = partial(ListenRequest, address=subject.address, secret=subject.secret)
-    answer = subject.ask(listen, ANSWER_TIMEOUT_S)
+    answer = subject.questions.ask(listen, ANSWER_TIMEOUT_S)
     if "port" not in answer:
         hint = f"name another interface with `interface:` of node {subject.name!r} in cluster.yaml"
         found = f"no port of {subject.address} can be listened on: {answer.get('error')}"
@@ -262,7 +242,7 @@ def _connect_to_peers(subject: _CheckedNode, everyone: Sequence[_CheckedNode]) -
         return
     waves = -(-len(peers) // _PEERS_AT_ONCE)
     limit_s = ANSWER_TIMEOUT_S + waves * 2 * CONNECT_TIMEOUT_S
-    answer = subject.ask(partial(ConnectRequest, peers=peers, wait_s=CONNECT_TIMEOUT_S), limit_s)
+    answer = subject.questions.ask(partial(ConnectRequest, peers=peers, wait_s=CONNECT_TIMEOUT_S), limit_s)
     results = answer.get("results", {})
     if not set(results) <= set(peers):
         name = subject.name

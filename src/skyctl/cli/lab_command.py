@@ -120,8 +120,8 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="Every lab that is up.")] = False,
 ) -> None:
     """Take labs down, and clean up after them."""
-    from skyctl.lab import lab_setup
     from skyctl.lab import lab_state as states
+    from skyctl.lab import teardown
 
     if bool(labs) == everything:
         raise InputError("name a lab (its lab.yaml or its name), or give --all", hint="skyctl lab status")
@@ -130,7 +130,7 @@ def down(
         names = {state.name: state.name for state in states.list_labs()}
     taken_down = []
     for text, name in names.items():
-        if name is not None and lab_setup.down(name):
+        if name is not None and teardown.down(name):
             taken_down.append(name)
             out.line(f"lab {name} is down; nothing of it is left")
         else:

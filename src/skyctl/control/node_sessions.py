@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +10,7 @@ from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_session import Connector, Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.session_factory import open_sessions
+from skyctl.remote.session_factory import close_sessions, open_sessions
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,6 @@ def connect_nodes(
                 node=name,
                 hint="end them there",
             )
-
-
-def close_sessions(sessions: Iterable[Session]) -> None:
-    """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
-    sessions = list(sessions)
-    with ignore_interrupts(), ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
-        list(pool.map(Session.close, sessions))
-
-
-@contextmanager
-def ignore_interrupts() -> Iterator[None]:
-    """While it lasts, Ctrl-C does nothing: for what is bounded and must be done to its end."""
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, before)
 
 
 def require_all(failures: dict[str, SkyctlError]) -> None:

@@ -5,7 +5,6 @@ A figure that can't be had is None, and ``notes`` says why.
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from skyctl.device.accelerator import (
     reserved_bytes,
 )
 from skyctl.device.cgroup import Limits, read_limits
+from skyctl.device.host import cpu_affinity, memory_bytes, usable_cpus
 from skyctl.device.process_memory import private_bytes, resident_bytes
 from skyctl.errors import SkyctlError
 
@@ -81,16 +81,6 @@ def collect_facts(wanted: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
-def cpu_affinity() -> list[int] | None:
-    """The processors that this process may be scheduled on (affinity and cpuset); None: not told."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def usable_cpus() -> int:
-    """How many processors this process may be scheduled on, at least 1."""
-    return max(1, len(cpu_affinity() or ()) or os.cpu_count() or 1)
-
-
 def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int | None:
     """How many of the machine's NUMA nodes hold a processor that we may use; None where it is not told."""
     allowed = set(cpu_affinity() or ())
@@ -131,7 +121,7 @@ def host_memory(limits: Limits) -> dict[str, Any]:
     Available is what a run would find: this process's own private pages are counted as free, because they
     will be gone by then.
     """
-    total, free = _meminfo_bytes()
+    total, free = memory_bytes()
     own = private_bytes()
     free = min(total, free + own)
     cgroup = limits.memory
@@ -146,20 +136,6 @@ def host_memory(limits: Limits) -> dict[str, Any]:
             "scope": cgroup.scope,
         }
     return {"total_bytes": cgroup.limit_bytes, "available_bytes": free, "from": "free memory", "scope": None}
-
-
-def _meminfo_bytes() -> tuple[int, int]:
-    """(total, available) bytes of the machine."""
-    values: dict[str, int] = {}
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            key, _, rest = line.partition(":")
-            values[key] = int(rest.split()[0]) * 1024
-        return values["MemTotal"], values.get("MemAvailable", values["MemFree"])
-    except (OSError, KeyError, ValueError, IndexError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        return total, page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else total
 
 
 def list_devices(wanted: Sequence[str] | None) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from skyctl.errors import SkyctlError
 
@@ -42,16 +43,11 @@ def find_cgroups() -> CgroupLayout:
     """Finds the controllers. Raises SkyctlError where there is none for CPU time."""
     own = _own()
     bases: dict[str, Path] = {}
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        if kind != "cgroup":
-            continue
-        point = Path(left.split(" ")[4])
-        for controller in _WANTED:
-            if controller in options.rpartition(" ")[2].split(","):
-                nested = point / own.get(controller, "/").lstrip("/")
-                bases[controller] = nested if nested.is_dir() else point
+    for mount in list_mounts():
+        for controller in _WANTED if mount.kind == "cgroup" else ():
+            if controller in mount.options:
+                nested = mount.point / own.get(controller, "/").lstrip("/")
+                bases[controller] = nested if nested.is_dir() else mount.point
     if "cpu" in bases:
         return CgroupLayout(1, bases)
     for point in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
@@ -63,6 +59,25 @@ def find_cgroups() -> CgroupLayout:
         "no cgroup controller for CPU time is mounted, so a lab's nodes can't be made slower",
         hint="mount cgroup2 on /sys/fs/cgroup (in a container: run it with its cgroups writable)",
     )
+
+
+class Mount(NamedTuple):
+    """What is mounted where; ``kind``: of file system."""
+
+    point: Path
+    kind: str
+    options: list[str]
+
+
+def list_mounts() -> list[Mount]:
+    """All mounts that this process sees."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        point = left.split(" ")[4].replace("\\040", " ")
+        found.append(Mount(Path(point), kind, options.rpartition(" ")[2].split(",")))
+    return found
 
 
 def _own() -> dict[str, str]:
@@ -192,15 +207,13 @@ def used_memory_bytes(folders: Iterable[str | Path]) -> int | None:
     return None
 
 
-def list_processes(folder: Path) -> list[int]:
+def list_processes(folder: Path) -> set[int]:
     """Every process in a cgroup or below it."""
-    pids = []
-    for path in [folder, *folder.rglob("*")] if folder.is_dir() else []:
-        if path.name == "cgroup.procs" or path == folder:
-            with contextlib.suppress(OSError):
-                file = path if path.name == "cgroup.procs" else path / "cgroup.procs"
-                pids += [int(pid) for pid in file.read_text(encoding="utf-8").split()]
-    return sorted(set(pids))
+    pids: set[int] = set()
+    for file in folder.rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):
+            pids |= set(map(int, file.read_text(encoding="utf-8").split()))
+    return pids
 
 
 def remove_cgroups(folder: Path, within_s: float = 5.0) -> bool:

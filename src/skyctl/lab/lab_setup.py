@@ -123,7 +123,7 @@ def _make(state: LabState, programs: dict[str, str], carrier: str) -> LabState:
     fabric, state = _start_network(state, programs, carrier)
     subnet = fabric["subnet"]
     _make_keys(state, programs["ssh-keygen"])
-    state = _mount_plan(state, subnet)
+    state = _assign_addresses(state, subnet)
     lab_state.write_cluster_files(state)
     layout = cgroup_quotas.find_cgroups()
     state = state.model_copy(
@@ -238,7 +238,7 @@ def _start_network(
     return answer, lab_state.save_state(state.model_copy(update={**changes, "subnet": subnet}))
 
 
-def _mount_plan(state: LabState, subnet: int) -> LabState:
+def _assign_addresses(state: LabState, subnet: int) -> LabState:
     nodes = [
         node.model_copy(
             update={
@@ -390,6 +390,3 @@ def status(state: LabState) -> dict[str, Any]:
         "warnings": list(state.warnings),
         "faults": faults,
     }
-
-
-__all__ = ["down", "is_listening", "status", "up"]

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from skyctl.errors import InvalidRecordError
-from skyctl.inventory.yaml_document import YamlDocument, describe_value, load_yaml, nearest_word_hint
-from skyctl.records.base import Name, Positive, Record, Seq, since
+from skyctl.inventory.yaml_document import (
+    YamlDocument,
+    YamlPath,
+    describe_value,
+    load_yaml,
+    nearest_word_hint,
+)
+from skyctl.records.base import Name, Positive, Record, Seq
 
 NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 """A node's name is its host name and a folder's name; a lab's name is a folder's name."""
@@ -83,27 +91,14 @@ class LabSpec(Record):
     cpu_slice_ms: float | None = Field(default=None, ge=1, le=1000)
     cpu_period_ms: float | None = Field(default=None, ge=1, le=1000)
     sites: LabSites = LabSites()
-    links: Seq[LabLink] = since(2, ())
+    links: Seq[LabLink] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> LabSpec:
-        names = [node.name for node in self.nodes]
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        if doubled:
-            raise ValueError(f"duplicate node {doubled[0]!r}")
         if self.cpu_slice_ms is not None and self.cpu_period_ms is not None:
             raise ValueError("cpu_slice_ms and cpu_period_ms are two ways to say the same; give one of them")
-        known = self.site_names()
-        for site in self.sites.uplink_mbit:
-            if site not in known:
-                raise ValueError(f"uplink_mbit names site {site!r}, which no node is in")
-        for site in known:
-            count = sum(self.site_of(node) == site for node in self.nodes)
-            if count > NODES_PER_SITE:
-                raise ValueError(f"site {site!r} has {count} nodes; a lab's site holds {NODES_PER_SITE}")
-        if len(known) > SITES:
-            raise ValueError(f"{len(known)} sites; a lab holds {SITES}")
-        _check_links(self)
+        if fault := _find_fault(self.nodes, self.sites, self.links):
+            raise ValueError(fault[1])
         return self
 
     @staticmethod
@@ -128,25 +123,41 @@ class LabSpec(Record):
         return list(found.values())
 
 
-def _check_links(spec: LabSpec) -> None:
-    """Raises ValueError where links are not of pairs of the lab's nodes, each direction once."""
-    names = {node.name for node in spec.nodes}
-    ways: set[tuple[str, str]] = set()
-    for link in spec.links:
-        way = link.source, link.target
-        for name in way:
-            if name not in names:
-                raise ValueError(f"links names node {name!r}, which the lab has not")
+def _find_fault(
+    nodes: Sequence[LabNode], sites: LabSites, links: Sequence[LabLink]
+) -> tuple[YamlPath, str] | None:
+    """The first thing that does not fit the rest: where in the lab, and what is wrong. None: all fits."""
+    numbers: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        if node.name in numbers:
+            first = f"node {numbers[node.name] + 1} is the first"
+            return ("nodes", number), f"duplicate node {node.name!r} ({first})"
+        numbers[node.name] = number
+    counts = Counter(map(LabSpec.site_of, nodes))
+    for site in sites.uplink_mbit:
+        if site not in counts:
+            message = f"uplink_mbit names site {site!r}, which no node is in{nearest_word_hint(site, counts)}"
+            return ("sites", "uplink_mbit", site), message
+    for site, count in counts.items():
+        if count > NODES_PER_SITE:
+            return ("nodes",), f"site {site!r} has {count} nodes; a lab's site holds {NODES_PER_SITE}"
+    if len(counts) > SITES:
+        return ("nodes",), f"{len(counts)} sites; a lab holds {SITES}"
+    ways: dict[tuple[str, str], int] = {}
+    for number, link in enumerate(links):
+        for name in (link.source, link.target):
+            if name not in numbers:
+                hint = nearest_word_hint(name, numbers)
+                return ("links", number), f"links names node {name!r}, which the lab has not{hint}"
         if link.source == link.target:
-            raise ValueError(f"links has a line from node {link.source!r} to itself")
-        if way in ways:
-            raise ValueError(f"links says {link.source} → {link.target} more than once")
-        ways.add(way)
-    for source, target in ways:
-        if (target, source) not in ways:
-            raise ValueError(f"links says {source} → {target} and not {target} → {source}: {_BOTH_WAYS}")
-    if len(ways) > LINKS:
-        raise ValueError(f"{len(ways)} links; a lab holds {LINKS}")
+            return ("links", number), f"links has a line from node {link.source!r} to itself"
+        if (link.source, link.target) in ways:
+            return ("links", number), f"links says {link.source} → {link.target} more than once"
+        ways[link.source, link.target] = number
+    for (a, b), number in ways.items():
+        if (b, a) not in ways:
+            return ("links", number), f"links says {a} → {b} and not {b} → {a}: {_BOTH_WAYS}"
+    return (("links",), f"{len(ways)} links; a lab holds {LINKS}") if len(ways) > LINKS else None
 
 
 def read_lab(path: str | Path) -> LabSpec:
@@ -161,20 +172,17 @@ def read_lab(path: str | Path) -> LabSpec:
     items = document.sequence(("nodes",), "nodes")
     if not items:
         raise document.error(("nodes",), "nodes is empty; a lab needs at least one node", hint=_HINT)
-    nodes: dict[str, LabNode] = {}
-    for index in range(len(items)):
-        loc = ("nodes", index)
-        node = _node(document, index)
-        if node.name in nodes:
-            first = document.line(("nodes", list(nodes).index(node.name)))
-            raise document.error(loc, f"duplicate node {node.name!r} (first on line {first})")
-        nodes[node.name] = node
-    sites = _sites(document, list(nodes.values()))
-    links = _links(document, set(nodes))
+    nodes = [_node(document, index) for index in range(len(items))]
+    sites = _sites(document)
+    links = _links(document)
+    if fault := _find_fault(nodes, sites, [link for _, link in links]):
+        (section, *inner), message = fault
+        number = [links[int(at)][0] for at in inner] if section == "links" else inner
+        raise document.error((section, *number), message)
     names = ("cpu_slice_ms", "cpu_period_ms")
     given = {name: value for name in names if (value := document.at((name,))) is not None}
     try:
-        return LabSpec(nodes=tuple(nodes.values()), sites=sites, links=links, **given)
+        return LabSpec(nodes=tuple(nodes), sites=sites, links=tuple(link for _, link in links), **given)
     except InvalidRecordError as exc:
         raise document.validation(exc, (), "the file") from exc
 
@@ -193,14 +201,9 @@ def _node(document: YamlDocument, index: int) -> LabNode:
         raise document.validation(exc, loc, where) from exc
 
 
-def _sites(document: YamlDocument, nodes: list[LabNode]) -> LabSites:
+def _sites(document: YamlDocument) -> LabSites:
     fields = document.mapping(("sites",), tuple(LabSites.model_fields), "sites")
-    uplinks = document.mapping(("sites", "uplink_mbit"), None, "uplink_mbit")
-    known = {LabSpec.site_of(node) for node in nodes}
-    for site in uplinks:
-        if site not in known:
-            message = f"uplink_mbit names site {site!r}, which no node is in{nearest_word_hint(site, known)}"
-            raise document.error(("sites", "uplink_mbit", site), message)
+    document.mapping(("sites", "uplink_mbit"), None, "uplink_mbit")
     try:
         return LabSites(**{key: value for key, value in fields.items() if value is not None})
     except InvalidRecordError as exc:
@@ -210,9 +213,9 @@ def _sites(document: YamlDocument, nodes: list[LabNode]) -> LabSites:
 _LINK_KEYS = ("between", "from", "to", "rate_mbit", "latency_ms")
 
 
-def _links(document: YamlDocument, nodes: set[str]) -> tuple[LabLink, ...]:
-    """The links of the file, one for each direction of each pair."""
-    found: dict[tuple[str, str], LabLink] = {}
+def _links(document: YamlDocument) -> list[tuple[int, LabLink]]:
+    """The links of the file, one for each direction of each pair, each with its number in the file."""
+    found: list[tuple[int, LabLink]] = []
     for index, item in enumerate(document.sequence(("links",), "links")):
         loc = ("links", index)
         where = f"link {index + 1}"
@@ -221,25 +224,15 @@ def _links(document: YamlDocument, nodes: set[str]) -> tuple[LabLink, ...]:
             raise document.error(loc, message, hint=_HINT)
         fields = document.mapping(loc, _LINK_KEYS, where)
         ends = _link_ends(document, loc, fields)
-        for name in ends:
-            if name not in nodes:
-                hint = nearest_word_hint(name, nodes)
-                raise document.error(loc, f"{where} names node {name!r}, which the lab has not{hint}")
         limits = {key: fields[key] for key in ("rate_mbit", "latency_ms") if fields.get(key) is not None}
         if not limits:
             raise document.error(loc, f"{where} has neither rate_mbit nor latency_ms", hint=_HINT)
         for source, target in (ends, ends[::-1]) if fields.get("between") else (ends,):
-            if (source, target) in found:
-                raise document.error(loc, f"{where} says {source} → {target}, which a link before it says")
             try:
-                found[source, target] = LabLink(source=source, target=target, **limits)
+                found.append((index, LabLink(source=source, target=target, **limits)))
             except InvalidRecordError as exc:
                 raise document.validation(exc, loc, where) from exc
-    for index, item in enumerate(document.at(("links",)) or ()):
-        if not item.get("between") and (item["to"], item["from"]) not in found:
-            ways = f"{item['from']} → {item['to']} and not {item['to']} → {item['from']}"
-            raise document.error(("links", index), f"links says {ways}: {_BOTH_WAYS}")
-    return tuple(found.values())
+    return found
 
 
 def _link_ends(document: YamlDocument, loc: tuple[str, int], fields: dict[str, Any]) -> tuple[str, str]:

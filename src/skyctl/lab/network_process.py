@@ -7,14 +7,12 @@ none of the nodes' cgroups. Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from skyctl.lab import delay_switch, system_calls
@@ -28,18 +26,14 @@ def main() -> None:
     try:
         subnet, claim = _claim(config["subnets"])
         system_calls.unshare(system_calls.CLONE_NEWNET)
-        for name in ("all", "default"):
-            with contextlib.suppress(OSError):
-                Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1", encoding="ascii")
+        system_calls.disable_ipv6()
         kind = _kind(config) if config["rates"] or config["lines"] else "none"
         taken = _switch_ports(config, subnet) if kind == "user" else []
     except OSError as exc:
-        _say({"error": str(exc)})
+        system_calls.say({"error": str(exc)})
         return
-    _say({"pid": os.getpid(), "subnet": subnet, "switch": kind})
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    system_calls.say({"pid": os.getpid(), "subnet": subnet, "switch": kind})
+    system_calls.leave_launcher()
     os.chdir("/")
     if not taken:
         while True:
@@ -64,10 +58,6 @@ def _switch_ports(config: dict[str, Any], subnet: int) -> list[delay_switch.Swit
         latency_s = [end["latency_s"] for end in ends]
         found.append(delay_switch.SwitchPorts(taps, macs, [None, None], latency_s))
     return found
-
-
-def _say(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def _mac(subnet: int, site: int, number: int) -> bytes:

@@ -51,12 +51,12 @@ def main() -> None:
     try:
         system_calls.unshare(flags | system_calls.CLONE_NEWPID)
     except OSError as exc:
-        _say({"error": str(exc)})
+        system_calls.say({"error": str(exc)})
         return
     said, saying = os.pipe()
     pid = os.fork()
     if pid:
-        _say({"pid": pid})
+        system_calls.say({"pid": pid})
         return  # and so closes the pipe: the child speaks second, however quick it is
     os.close(saying)
     os.read(said, 1)
@@ -65,17 +65,11 @@ def main() -> None:
         _become(config)
         sshd = _start_sshd(config)
     except OSError as exc:
-        _say({"error": str(exc)})
+        system_calls.say({"error": str(exc)})
         os._exit(1)
-    _say({"ready": True, "sshd": sshd})
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    system_calls.say({"ready": True, "sshd": sshd})
+    system_calls.leave_launcher()
     _reap_for_ever()
-
-
-def _say(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def _write(path: str, text: str, mode: int = 0o644) -> None:
@@ -90,9 +84,7 @@ def _become(config: dict[str, Any]) -> None:
     """Gives this process its own view: HOME, /tmp, /run, /dev/shm, /proc, /sys, hosts, host name."""
     system_calls.mount("none", "/", None, system_calls.MS_REC | system_calls.MS_PRIVATE)
     socket.sethostname(config["hostname"])
-    for name in ("all", "default"):
-        with contextlib.suppress(OSError):
-            _write(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "1")
+    system_calls.disable_ipv6()
     system_calls.configure_tcp()
     # Sources are opened first: their paths may lie below what is hidden next.
     private = {target: os.open(source, os.O_PATH) for target, source in config["private"].items()}

@@ -1,13 +1,15 @@
-"""The few system calls that Python 3.11 lacks: namespaces and mounts. Standard library only.
+"""What the processes of a lab share: system calls that Python 3.11 lacks, and how they answer the launcher.
 
-Used by the processes that become a lab's nodes and its network; they import nothing else of skyctl's.
+Used by those that become a lab's nodes and its network. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+from typing import Any
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -114,3 +116,22 @@ def configure_tcp() -> None:
             file.write(name)
             file.flush()
             return
+
+
+def disable_ipv6() -> None:
+    """In this network namespace, where it can be."""
+    for name in ("all", "default"):
+        with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "w") as file:  # noqa: PTH123
+            file.write("1")
+
+
+def say(message: dict[str, Any]) -> None:
+    """One JSON line to whoever has started this process."""
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def leave_launcher() -> None:
+    """No more is read from or said to whoever has started this process."""
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)

@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from skyctl.agent.process_tree import process_start_ticks
+from skyctl.agent import process_tree
 from skyctl.errors import SkyctlError
 from skyctl.files import lab_folder, unfinished_writes
 from skyctl.lab import cgroup_quotas, lab_state, traffic_shaping
@@ -51,10 +51,8 @@ def _stop(name: str, state: LabState | None) -> None:
     deadline = time.monotonic() + _WITHIN_S
     while True:
         pids = {process.pid for process in recorded if process is not None and lab_state.is_running(process)}
-        pids |= set(_tagged(token)) | set(_confined(token))
-        for pid in pids - {os.getpid()}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        pids |= _processes(token)
+        process_tree.send_signal(pids, signal.SIGKILL)
         if not pids or time.monotonic() > deadline:
             break
         time.sleep(0.01)
@@ -68,31 +66,17 @@ def _stop(name: str, state: LabState | None) -> None:
         time.sleep(0.01)
 
 
-def _tagged(token: str) -> list[int]:
-    """Processes that carry the token in the environment they were started with."""
-    wanted = f"{lab_state.TAG}={token}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return [pid for pid in found if process_start_ticks(pid) is not None]
-
-
-def _confined(token: str) -> list[int]:
-    """Processes in the lab's cgroups."""
-    pids = [pid for folder in _cgroups(token) for pid in cgroup_quotas.list_processes(folder)]
-    return [pid for pid in pids if process_start_ticks(pid) is not None]
+def _processes(token: str) -> set[int]:
+    """Those that carry the token in the environment they were started with, or are in the lab's cgroups."""
+    found = process_tree.find_tagged(process_tree.process_table(), lab_state.TAG, token)
+    for folder in _cgroups(token):
+        found |= cgroup_quotas.list_processes(folder)
+    return {pid for pid in found if process_tree.process_start_ticks(pid) is not None}
 
 
 def _cgroups(token: str) -> list[Path]:
     """The lab's cgroups, wherever the process was that made them."""
-    points = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        left, _, right = line.partition(" - ")
-        if right.split(" ")[0] in ("cgroup", "cgroup2"):
-            points.append(Path(left.split(" ")[4]))
+    points = [mount.point for mount in cgroup_quotas.list_mounts() if mount.kind in ("cgroup", "cgroup2")]
     found: list[Path] = []
     for point in points:
         for root, names, _ in os.walk(point):
@@ -111,7 +95,7 @@ def _interfaces(token: str) -> list[str]:
 
 def _remove_files(name: str, state: LabState | None) -> None:
     own = lab_folder(name)
-    if any(point == str(own) or point.startswith(f"{own}/") for point in _mounts()):
+    if _mounts_in(own):
         return  # never delete through a mount; leftovers() names it
     if state is not None and state.folder != str(own):
         folder = Path(state.folder)
@@ -134,18 +118,17 @@ def _remove_file(path: Path) -> None:
             file.unlink()
 
 
-def _mounts() -> list[str]:
-    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-    return [line.split(" ")[4].replace("\\040", " ") for line in text.splitlines()]
+def _mounts_in(folder: Path) -> list[Path]:
+    return [mount.point for mount in cgroup_quotas.list_mounts() if mount.point.is_relative_to(folder)]
 
 
 def leftovers(name: str) -> list[str]:
     """Whatever there is of a lab of that name, in words; empty after ``down``."""
     token = lab_state.token_of(name)
     own = lab_folder(name)
-    left = [f"process {pid}" for pid in sorted({*_tagged(token), *_confined(token)})]
+    left = [f"process {pid}" for pid in sorted(_processes(token))]
     left += [f"interface {interface}" for interface in _interfaces(token)]
     left += [f"cgroup {folder}" for folder in _cgroups(token)]
-    left += [f"mount {point}" for point in _mounts() if point == str(own) or point.startswith(f"{own}/")]
+    left += [f"mount {point}" for point in _mounts_in(own)]
     left += [f"file {path}" for path in (sorted(own.iterdir()) if own.is_dir() else [])]
     return left

@@ -69,13 +69,13 @@ def burst_bytes(rate_mbit: float) -> int:
     return max(_MIN_BURST_BYTES, int(rate_mbit * 125_000 * _BURST_S))
 
 
-def queue_s(spec: LabSpec) -> float:
-    """How long the queue before a node's link may get.
+def queue_s(latency_ms: float) -> float:
+    """How long the queue before a link may get, that far (one way) from the other end.
 
     A round trip's worth of bytes, as routers are sized: with less, one TCP stream that has lost a packet
     does not fill the link any more, for seconds (Villamizar and Song 1994).
     """
-    return _QUEUE_S + min(_MOST_ROUND_TRIP_S, 2 * spec.sites.latency_ms / 1000)
+    return _QUEUE_S + min(_MOST_ROUND_TRIP_S, 2 * latency_ms / 1000)
 
 
 def token_bucket(rate_mbit: float, held_s: float = _QUEUE_S) -> str:
@@ -178,7 +178,7 @@ def line_mac(interface: str) -> str:
 def network_shaping_commands(spec: LabSpec, switch: str) -> list[str]:
     """For ``tc -batch`` in the fabric: what goes towards the nodes, and between sites where netem does it."""
     lines = [
-        f"qdisc add dev n{number} root {token_bucket(node.rate_mbit, queue_s(spec))}"
+        f"qdisc add dev n{number} root {token_bucket(node.rate_mbit, queue_s(spec.sites.latency_ms))}"
         for number, node in enumerate(spec.nodes)
         if node.rate_mbit
     ]
@@ -242,13 +242,13 @@ def _segment_limit(interface: str, rate_mbit: float | None) -> list[str]:
 def node_shaping_commands(spec: LabSpec, number: int, switch: str) -> list[str]:
     """For ``tc -batch`` in one node: what it sends."""
     rate = spec.nodes[number].rate_mbit
-    lines = [f"qdisc add dev eth0 root {token_bucket(rate, queue_s(spec))}"] if rate else []
+    lines = [f"qdisc add dev eth0 root {token_bucket(rate, queue_s(spec.sites.latency_ms))}"] if rate else []
     for end in own_line_ends(spec, number):
-        rate, latency_s = end.link.rate_mbit, end.link.latency_ms / 1000
-        if switch == "netem" and latency_s:
-            shaped = _netem(latency_s, None if rate is None else rate * 125_000 * _HEADERS)
+        rate, latency_ms = end.link.rate_mbit, end.link.latency_ms
+        if switch == "netem" and latency_ms:
+            shaped = _netem(latency_ms / 1000, None if rate is None else rate * 125_000 * _HEADERS)
         elif rate is not None:
-            shaped = token_bucket(rate, _QUEUE_S + min(_MOST_ROUND_TRIP_S, 2 * latency_s))
+            shaped = token_bucket(rate, queue_s(latency_ms))
         else:
             continue
         lines.append(f"qdisc add dev {end.interface} root {shaped}")

@@ -7,13 +7,13 @@ run them side by side as well.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from skyctl.agent.process_tree import read_boot_id
+from skyctl.device.host import cpu_affinity
 from skyctl.probe.device_probes import DeviceProbe
 from skyctl.probe.resource_shares import assign_threads
 from skyctl.records.base import GIB
@@ -217,12 +217,9 @@ class LauncherUse:
     def by_machine(self) -> dict[str, CpuUse]:
         """By the machine's boot id, what was used so far; empty where the machine can't be told."""
         wall_s, cpu_s = time.monotonic() - self._start[0], time.process_time() - self._start[1]
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            return {}
-        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        return {boot: CpuUse(cpu_s / wall_s, frozenset(allowed))} if wall_s > 0 else {}
+        boot = read_boot_id()
+        allowed = frozenset(cpu_affinity() or ())
+        return {boot: CpuUse(cpu_s / wall_s, allowed)} if boot and wall_s > 0 else {}
 
 
 def device_conditions(members: Sequence[DeviceProbe], launcher: LauncherUse) -> dict[str, Conditions]:

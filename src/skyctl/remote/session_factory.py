@@ -12,10 +12,12 @@ import contextlib
 import os
 import random
 import secrets
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from skyctl.agent.process_tree import SESSION_TAG
@@ -176,6 +178,25 @@ def adopt_sessions(
 
     dialled = _limited(connect_node, 8)
     return _open_all(list(nodes), adopt_one, Session.detach, on_progress, resumable=True)
+
+
+def close_sessions(sessions: Iterable[Session]) -> None:
+    """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
+    sessions = list(sessions)
+    with ignore_interrupts(), ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
+        list(pool.map(Session.close, sessions))
+
+
+@contextlib.contextmanager
+def ignore_interrupts() -> Iterator[None]:
+    """While it lasts, Ctrl-C does nothing: for what is bounded and must be done to its end."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def _limited(connector: Connector, limit: int) -> Connector:

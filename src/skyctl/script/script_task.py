@@ -25,6 +25,7 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_orders import read_order, read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.device.cgroup import read_limits
+from skyctl.device.host import usable_cpus
 from skyctl.errors import RecordError, RunError
 from skyctl.script.script_events import (
     MAX_TRACEBACK_CHARS,
@@ -107,9 +108,8 @@ def has_accelerator(devices: Path = Path("/dev")) -> bool:
 
 def usable_processors() -> int:
     """How many processors this process may use: its affinity and its cgroups' quota, at least 1."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = read_limits().quota
-    return max(1, count if quota is None else min(count, int(quota.cpus)))
+    return usable_cpus() if quota is None else max(1, min(usable_cpus(), int(quota.cpus)))
 
 
 def find_port(wanted: int | None) -> int:

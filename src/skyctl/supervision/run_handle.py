@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyctl.control.node_sessions import close_sessions, ignore_interrupts
 from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.base import timestamp
@@ -21,7 +20,7 @@ from skyctl.records.run_state import ENDED, NodeSession, RunState
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.resumable_connection import DETACH_TIMEOUT_S
-from skyctl.remote.session_factory import adopt_sessions
+from skyctl.remote.session_factory import adopt_sessions, close_sessions, ignore_interrupts
 from skyctl.run.rank_spec import rank_task_name
 from skyctl.supervision.run_journal import RunJournal
 from skyctl.supervision.run_lock import RunLock, acquire_run_lock

@@ -178,8 +178,7 @@ def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
 
 
 def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
-    from skyctl.control.node_sessions import close_sessions
-    from skyctl.remote.session_factory import connect_node, open_sessions
+    from skyctl.remote.session_factory import close_sessions, connect_node, open_sessions
     from skyctl.supervision.run_settings import cluster_of, connect_of
 
     ids = {one.node: one.session for one in run.state.sessions}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from skyctl.device import accelerator, node_facts
+from skyctl.device import accelerator, host, node_facts
 from skyctl.device.cgroup import read_limits
 from skyctl.device.process_memory import peak_resident_bytes
 from skyctl.errors import MismatchError, SkyctlError
@@ -49,7 +49,7 @@ def use_device(name: str) -> torch.device:
 
 def find_environment(device: str) -> EnvironmentEvent:
     """What a rank finds for that device (``cpu:0``, ``cuda:1``), told before it builds anything."""
-    quota, cpus = read_limits().quota, float(node_facts.usable_cpus())
+    quota, cpus = read_limits().quota, float(host.usable_cpus())
     found: dict[str, Any] = {
         "device_name": None,
         "memory_bytes": None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.device.cgroup import read_limits
+from skyctl.device.host import cpu_affinity
 from skyctl.device.nvidia_smi import run_nvidia_smi
 from skyctl.probe.node.wall_cpu_ratio import thread_schedstat
 
@@ -37,7 +38,7 @@ class LoadCounters:
             processor was throttled for its heat); ``machine_cpus``.
         """
         after, wall_s = _read_counters(), time.monotonic() - self._start
-        found: dict[str, Any] = {"wall_s": wall_s, "machine_cpus": len(_allowed_cpus()) or None}
+        found: dict[str, Any] = {"wall_s": wall_s, "machine_cpus": len(cpu_affinity() or ()) or None}
         for name, value in after.items():
             before = self._before.get(name)
             found[name] = None if value is None or before is None else max(0, value - before)
@@ -59,10 +60,6 @@ def _read_counters() -> dict[str, float | None]:
     }
 
 
-def _allowed_cpus() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
 def _busy_s(stat: Path | None = None) -> tuple[float, float] | None:
     """(busy, stolen) seconds of the processors that this process may use. Guests' time is in user time."""
     try:
@@ -70,7 +67,7 @@ def _busy_s(stat: Path | None = None) -> tuple[float, float] | None:
         tick = os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return None
-    allowed = {f"cpu{number}" for number in _allowed_cpus()}
+    allowed = {f"cpu{number}" for number in (cpu_affinity() or ())}
     busy = stolen = 0
     seen = False
     for line in lines:
@@ -98,14 +95,14 @@ class HaltWatch:
         after_s, wall_s = self._halted_s(), time.monotonic() - self._start
         if self._before_s is None or after_s is None or wall_s <= 0:
             return None
-        return min(1.0, max(0.0, after_s - self._before_s) / (wall_s * max(1, len(_allowed_cpus()))))
+        return min(1.0, max(0.0, after_s - self._before_s) / (wall_s * max(1, len(cpu_affinity() or ()))))
 
     def _halted_s(self) -> float | None:
         try:
             if "hypervisor" not in self._cpuinfo.read_text().split():
                 return None
             lines = [line.split() for line in self._stat.read_text().splitlines()]
-            allowed = {f"cpu{number}" for number in _allowed_cpus()}
+            allowed = {f"cpu{number}" for number in (cpu_affinity() or ())}
             ticks = [int(line[4]) + int(line[5]) for line in lines if line and line[0] in allowed]
             return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
         except (OSError, ValueError, IndexError):
@@ -115,7 +112,7 @@ class HaltWatch:
 def _overheat_count() -> int | None:
     """How often the processors that we may use were throttled for their heat; a package counts once."""
     counts: dict[str, int] = {}
-    for number in _allowed_cpus():
+    for number in cpu_affinity() or ():
         folder = THERMAL_FOLDER / f"cpu{number}" / "thermal_throttle"
         for kind in ("core", "package"):
             try:
