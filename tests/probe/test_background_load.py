@@ -36,7 +36,7 @@ def watched(**more: Any) -> LoadReading:
         "left_out_s": 0.0,
         "gpu": None,
     }
-    given = {"node": "n", "scope": "m/1", "machine": "m", "cpus": 0.5, "bound": True, "threads": 1}
+    given = {"scope": "m/1", "machine": "m", "cpus": 0.5, "bound": True, "threads": 1}
     given |= {"on_cpu": True, "slowdown": 1.0, "allowed": frozenset()}
     given |= {name: more.pop(name) for name in list(more) if name in given}
     return LoadReading(**given, counts=counts | more)
@@ -219,7 +219,7 @@ def test_a_real_neighbour_is_seen() -> None:
         os.sched_setaffinity(0, mine)
         neighbour.kill()
         neighbour.communicate()
-    it = LoadReading("n", "m", "m", 1.0, False, 1, True, 1.0, counts)
+    it = LoadReading("m", "m", 1.0, False, 1, True, 1.0, counts)
     found = judge_load({"it": it})["it"]
     assert "other processes used" in found.notes[0]
     assert found.share is not None

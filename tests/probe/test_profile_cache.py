@@ -151,10 +151,10 @@ def test_a_profile_without_gloo_has_messages_measured_again_where_that_is_wanted
     assert cached.handles_gloo(f"a/{name}") is (gloo and name == "cpu:0")
 
 
-def test_a_profile_without_the_cost_of_sums_has_only_that_measured_again() -> None:
+def test_gloo_alone_is_measured_beside_layers_that_hold() -> None:
     them = [member("a")]
-    old = device("a", prints(*them)["a/cpu:0"], timing("x"), reduce_byte_s=None, message_byte_s=None)
-    known = cached_timings(them, [profile(old)], [shape("x")], "float32", NOW)
+    held = device("a", prints(*them)["a/cpu:0"], timing("x"), reduce_byte_s=1e-10, message_byte_s=1e-9)
+    known = cached_timings(them, [profile(held)], [shape("x")], "float32", NOW, gloo=True)
     assert known.lacking == {"a/cpu:0": set()}
     assert known.handles("a/cpu:0")
     now = {"handling_s": 0.5, "message_byte_s": 3e-9, "reduce_byte_s": 4e-10}

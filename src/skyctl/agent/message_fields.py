@@ -74,6 +74,12 @@ Sha256 = Annotated[str, Matches("[0-9a-f]{64}")]
 DeviceName = Annotated[str, Matches("[a-z]{1,20}(:[0-9]{1,3})?")]
 """A device as its node calls it, as in ``cuda:1`` or ``cpu``."""
 
+
+def with_index(device: str) -> str:
+    """``cpu`` → ``cpu:0``; a name that has its number stays as it is."""
+    return device if ":" in device else f"{device}:0"
+
+
 _Reader = Callable[[Any], Any]
 
 

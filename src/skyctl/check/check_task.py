@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.message_fields import with_index
 from skyctl.agent.network_interfaces import RouteRequest, find_source_address
 from skyctl.agent.task_orders import read_order, read_request
 from skyctl.check.check_orders import (
@@ -118,7 +119,7 @@ def _torch_facts(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:
     ]
     there.append({"id": "cpu:0", "name": "cpu", "memory_bytes": None})
     known = [str(device["id"]) for device in there]
-    wanted = known if devices is None else [d if ":" in d else f"{d}:0" for d in devices]
+    wanted = known if devices is None else list(map(with_index, devices))
     faults = {
         device: fault for device in wanted if device in known and (fault := _device_fault(torch, device))
     }

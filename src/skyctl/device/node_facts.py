@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from skyctl.agent.message_fields import with_index
 from skyctl.device.accelerator import (
     empty_cache,
     free_and_total_bytes,
@@ -146,7 +147,7 @@ def list_devices(wanted: Sequence[str] | None) -> list[dict[str, Any]]:
     by_id = {device["id"]: device for device in [*there, _cpu_device()]}
     chosen = []
     for name in wanted:
-        local = name if ":" in name else f"{name}:0"
+        local = with_index(name)
         if local not in by_id:
             raise SkyctlError(
                 f"device {name!r} is not there; this node has {', '.join(by_id)}",

@@ -44,7 +44,6 @@ class LoadReading:
     ``allowed``: the processors that it may use, which ``machine_s`` is counted on; empty: not told.
     """
 
-    node: str
     scope: str
     machine: str
     cpus: float
@@ -241,7 +240,6 @@ def _load_reading(member: DeviceProbe) -> LoadReading:
     facts = member.facts
     machine = str(facts.get("boot_id", ""))
     return LoadReading(
-        node=member.node.name,
         scope=str(facts.get("cpu_scope", machine)),
         machine=machine,
         cpus=float(facts["cpus"]),

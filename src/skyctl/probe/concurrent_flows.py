@@ -109,10 +109,8 @@ class FlowPlayer:
     ) -> None:
         self._fleet, self._addresses, self.sizes, self._limit_s = probes, addresses, sizes, limit_s
         self._connect_s, self._transfer_s = connect_s, transfer_s
-        self.members: dict[str, DeviceProbe] = {}
-        for member in probes.alive():
-            if member.node.name in addresses:
-                self.members.setdefault(member.node.name, member)
+        first = probes.first_of_nodes()
+        self.members = {name: member for name, member in first.items() if name in addresses}
         self.silent: set[str] = set()
         self._requests: dict[str, HubRequest] = {}
         self._secrets: dict[FlowEnds, str] = {}

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from skyctl.agent.message_fields import with_index
 from skyctl.agent.task_orders import write_order, write_request
 from skyctl.errors import ProtocolError, SkyctlError, UnfitError
 from skyctl.probe.node.probe_order import ProbeOrder
@@ -89,8 +90,7 @@ class DeviceProbe:
     @property
     def local(self) -> str:
         """The device's name on its node, as in ``cuda:1``."""
-        device = str(self.facts["device"])
-        return device if ":" in device else f"{device}:0"
+        return with_index(str(self.facts["device"]))
 
     @property
     def id(self) -> str:
@@ -157,6 +157,13 @@ class DeviceProbes:
     def alive(self) -> list[DeviceProbe]:
         """The members whose nodes have not failed, in the order they were started."""
         return [member for member in self.members if member.node.name not in self.failures]
+
+    def first_of_nodes(self) -> dict[str, DeviceProbe]:
+        """By node that has not failed, the first of its members."""
+        found: dict[str, DeviceProbe] = {}
+        for member in self.alive():
+            found.setdefault(member.node.name, member)
+        return found
 
     def send(self, member: DeviceProbe, request: ProbeRequest) -> None:
         """Asks a process for something; a failure is its node's."""

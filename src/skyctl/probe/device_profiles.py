@@ -58,7 +58,7 @@ def _device_profile(
         id=name,
         node=member.node.name,
         name=str(listed.get(local, local)),
-        threads=int(member.measured["threads"]) if local.startswith("cpu") else None,
+        threads=int(member.measured["threads"]) if member.on_cpu else None,
         slowdown=member.node.slowdown,
         memory_bytes=float(share.memory_bytes),
         memory_from=share.memory_from,
@@ -111,13 +111,10 @@ def node_profiles(
 ) -> list[NodeProfile]:
     """The profile of every node that has not failed."""
     site_of = {name: site.name for site in sites for name in site.nodes}
-    found: dict[str, NodeProfile] = {}
-    for member in probes.alive():
-        name, facts = member.node.name, member.facts
-        if name in found:
-            continue
-        address = addresses.get(name)
-        found[name] = NodeProfile(
+    found = []
+    for name, member in probes.first_of_nodes().items():
+        facts, address = member.facts, addresses.get(name)
+        profile = NodeProfile(
             name=name,
             hostname=str(facts["hostname"]),
             platform=str(facts["platform"]),
@@ -135,4 +132,5 @@ def node_profiles(
             site=site_of.get(name),
             skyctl=__version__,
         )
-    return list(found.values())
+        found.append(profile)
+    return found

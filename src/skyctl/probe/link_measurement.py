@@ -25,7 +25,13 @@ from skyctl.probe.pairings import (
     round_robin,
     site_crossings,
 )
-from skyctl.probe.site_clustering import SiteNames, best_rates, estimate_links, find_sites
+from skyctl.probe.site_clustering import (
+    SiteNames,
+    best_rates,
+    best_rates_out_and_in,
+    estimate_links,
+    find_sites,
+)
 from skyctl.records.profile import LinkProfile
 
 # One round of links: disjoint pairs of processes at the same time, each in both directions.
@@ -171,12 +177,10 @@ class _LinkSurvey:
         on_round: Callable[[int, int], None],
     ) -> None:
         self._fleet, self._addresses, self._on_round = probes, addresses, on_round
-        self._first: dict[str, DeviceProbe] = {}
+        self._first = probes.first_of_nodes()
         self._second: dict[str, DeviceProbe] = {}
         for member in probes.alive():
-            if member.node.name not in self._first:
-                self._first[member.node.name] = member
-            else:
+            if member is not self._first[member.node.name]:
                 self._second.setdefault(member.node.name, member)
         self._links: LinksByEnds = {}
         self._alone: list[NodePair] = []
@@ -272,12 +276,7 @@ def suspect_pairs(links: Sequence[LinkProfile]) -> list[tuple[str, str]]:
 
     Those, the slowest first, of which a direction is much slower than both its ends have been seen to be.
     """
-    out: dict[str, float] = {}
-    into: dict[str, float] = {}
-    for link in links:
-        if link.source != link.target and link.bandwidth_bytes_per_s is not None:
-            out[link.source] = max(out.get(link.source, 0.0), link.bandwidth_bytes_per_s)
-            into[link.target] = max(into.get(link.target, 0.0), link.bandwidth_bytes_per_s)
+    out, into = best_rates_out_and_in(links)
     found: dict[tuple[str, str], float] = {}
     for link in links:
         rate = link.bandwidth_bytes_per_s
@@ -318,9 +317,7 @@ def measure_ring(
         holds: whether a link is still what it was. A pair where it is not is measured again, alone: others of
             its round may have shared a line with it.
     """
-    first: dict[str, DeviceProbe] = {}
-    for member in probes.alive():
-        first.setdefault(member.node.name, member)
+    first = probes.first_of_nodes()
     schedule = ring_rounds(list(first.values()))
     found: dict[tuple[str, str], LinkProfile] = {}
     for number, pairs in enumerate(schedule):

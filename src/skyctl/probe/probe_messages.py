@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from skyctl.agent.message_fields import with_index
 from skyctl.agent.task_events import AliveEvent, DoneEvent, LogEvent, read_as_json, unknown_event
 from skyctl.errors import ProtocolError
 from skyctl.probe.node.probe_events import MAX_BYTES_PER_S, MAX_FLOPS_PER_S, PROBE_EVENTS, ProbeFacts
@@ -56,16 +57,12 @@ def _fault_of_facts(member: ProbedDevice, facts: Mapping[str, Any]) -> str | Non
     ids = [device["id"] for device in facts["devices"]]
     if len(set(ids)) != len(ids):
         return f"lists a device twice: {', '.join(ids)[:100]}"
-    if (member.asked or facts["device"]) != facts["device"] or _with_index(facts["device"]) not in ids:
+    if (member.asked or facts["device"]) != facts["device"] or with_index(facts["device"]) not in ids:
         return f"measures {facts['device']}; it was to be {member.asked or 'one of ' + ', '.join(ids)[:100]}"
     wanted = member.node.devices
-    if wanted is not None and not set(ids) <= set(map(_with_index, wanted)):
+    if wanted is not None and not set(ids) <= set(map(with_index, wanted)):
         return f"has devices {', '.join(ids)[:100]}; cluster.yaml names {', '.join(wanted)}"
     return None
-
-
-def _with_index(device: str) -> str:
-    return device if ":" in device else f"{device}:0"
 
 
 def layer_flops(shapes: Sequence[ShapeProfile]) -> LayerFlops:

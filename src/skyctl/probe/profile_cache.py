@@ -97,8 +97,7 @@ class CachedTimings:
         """Whether that device measures what messages, and adding up gradients, cost it."""
         if not self.handling or not self.rows.get(name) or self.lacking.get(name):
             return self.handling
-        known = self.sources[name]  # it may be of before these were measured, or without Gloo
-        return known.reduce_byte_s is None or (known.gloo is None and self.handles_gloo(name))
+        return self.sources[name].gloo is None and self.handles_gloo(name)
 
     def handles_gloo(self, name: str) -> bool:
         """Whether that device measures what messages cost it over Gloo."""

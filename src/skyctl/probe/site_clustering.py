@@ -58,9 +58,13 @@ def site_latency_s(heights: Sequence[float]) -> float:
 
 def best_rates(links: LinksBetween) -> dict[str, float]:
     """By node, the best rate seen both ways with one other node, bytes per second."""
+    return _best_of_pairs(_pair_rates(links))
+
+
+def _best_of_pairs(rates: Mapping[tuple[str, str], float]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for (a, b), rate in _pair_rates(links).items():
-        for name in (a, b):
+    for pair, rate in rates.items():
+        for name in pair:
             found[name] = max(found.get(name, 0.0), rate)
     return found
 
@@ -80,7 +84,7 @@ def estimate_links(
         What ``links`` are to be replaced with, and those that were missing.
     """
     place = {name: number for number, site in enumerate(sites) for name in site}
-    out, into = _best_rates_at(links, 0), _best_rates_at(links, 1)
+    out, into = best_rates_out_and_in(links.values())
     trusted = {way for a, b in alone for way in ((a, b), (b, a))}
     between: dict[tuple[int, int], float] = {}
     delays: dict[tuple[int, int], list[float]] = {}
@@ -138,10 +142,7 @@ def name_sites(sites: SiteNames, groups: Mapping[str, Sequence[str]]) -> list[Si
 def _split_by_rate(site: list[str], links: LinksBetween) -> SiteNames:
     members = set(site)
     rates = {pair: rate for pair, rate in _pair_rates(links).items() if set(pair) <= members}
-    best: dict[str, float] = {}
-    for pair, rate in rates.items():
-        for name in pair:
-            best[name] = max(best.get(name, 0.0), rate)
+    best = _best_of_pairs(rates)
     # Pairs without a rate, where a latency joined them, don't tell them apart.
     return _connected_nodes(
         site, [p for p, rate in rates.items() if rate >= SAME_SITE_SHARE * min(best[p[0]], best[p[1]])]
@@ -150,31 +151,33 @@ def _split_by_rate(site: list[str], links: LinksBetween) -> SiteNames:
 
 def _pair_latencies(links: LinksBetween) -> dict[tuple[str, str], float]:
     """By pair, the lesser of both ways: waits only ever add."""
-    found: dict[tuple[str, str], float] = {}
-    for (a, b), link in links.items():
-        if a != b and link.latency_s is not None and not link.estimated:
-            pair = min((a, b), (b, a))
-            found[pair] = min(link.latency_s, found.get(pair, link.latency_s))
-    return found
+    return _lesser_of_both_ways({way: link.latency_s for way, link in links.items() if not link.estimated})
 
 
 def _pair_rates(links: LinksBetween) -> dict[tuple[str, str], float]:
     """By pair, the lesser rate of both ways."""
+    measured = {way: link for way, link in links.items() if not link.estimated}
+    return _lesser_of_both_ways({way: link.bandwidth_bytes_per_s for way, link in measured.items()})
+
+
+def _lesser_of_both_ways(figures: Mapping[tuple[str, str], float | None]) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
-    for (a, b), link in links.items():
-        rate = link.bandwidth_bytes_per_s
-        if a != b and rate is not None and not link.estimated:
+    for (a, b), figure in figures.items():
+        if a != b and figure is not None:
             pair = min((a, b), (b, a))
-            found[pair] = min(rate, found.get(pair, rate))
+            found[pair] = min(figure, found.get(pair, figure))
     return found
 
 
-def _best_rates_at(links: LinksBetween, end: int) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for way, link in links.items():
-        if way[0] != way[1] and link.bandwidth_bytes_per_s is not None:
-            found[way[end]] = max(found.get(way[end], 0.0), link.bandwidth_bytes_per_s)
-    return found
+def best_rates_out_and_in(links: Iterable[LinkProfile]) -> tuple[dict[str, float], dict[str, float]]:
+    """By node, the best rate it was seen to send at, and to receive at, with other nodes."""
+    out: dict[str, float] = {}
+    into: dict[str, float] = {}
+    for link in links:
+        if link.source != link.target and link.bandwidth_bytes_per_s is not None:
+            out[link.source] = max(out.get(link.source, 0.0), link.bandwidth_bytes_per_s)
+            into[link.target] = max(into.get(link.target, 0.0), link.bandwidth_bytes_per_s)
+    return out, into
 
 
 def _linkage_heights(names: Sequence[str], ways: Mapping[tuple[str, str], float]) -> list[float]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from skyctl.agent.message_fields import with_index
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.control.backend_choice import backend_of
 from skyctl.errors import InputError, MismatchError
@@ -182,7 +183,7 @@ def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
                 hint="plan again for this cluster: skyctl plan WORKLOAD",
             )
         listed = cluster.node(node).devices
-        if listed is not None and local not in {d if ":" in d else f"{d}:0" for d in listed}:
+        if listed is not None and local not in set(map(with_index, listed)):
             raise MismatchError(
                 f"the plan uses device {device!r}, but cluster {cluster.name!r} lists "
                 f"{', '.join(listed)} for node {node!r}",

@@ -22,5 +22,5 @@ class Line:
 
 def test_an_order_that_comes_too_late_ends_nothing() -> None:
     line = Line("go", "stop", "quit", "more")
-    _ProbeServer(ProbeOrder(None, None, None, 1.0), line, "cpu:0", {"quota": None}, None).serve()
+    _ProbeServer(ProbeOrder(None, None, None, 1.0), line, "cpu:0", {"quota": None}, None, None).serve()
     assert line.orders == ["more"]

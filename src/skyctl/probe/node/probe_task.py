@@ -100,8 +100,7 @@ def main(message: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     period_s = found["quota"]["period_s"] if found["bound"] else None
     known = {"device": device, "max_cpu_isa": max_cpu_isa, "quota_period_s": period_s}
     channel.send({"event": "facts", **known, **found})
-    server = _ProbeServer(order, channel, device, found, workload)
-    server.gpu = gpu
+    server = _ProbeServer(order, channel, device, found, workload, gpu)
     quitting = threading.Event()
     threading.Thread(target=_send_heartbeats, args=(channel, quitting), daemon=True, name="heartbeat").start()
     try:
@@ -129,6 +128,7 @@ class _ProbeServer:
         device: str,
         found: dict[str, Any],
         workload: Workload | None,
+        gpu: dict[str, Any] | None,
     ) -> None:
         self._spec = order.workload
         self._channel = channel
@@ -140,8 +140,7 @@ class _ProbeServer:
         self._stopped = False
         self._count_s: float | None = None
         self._halts = load_counters.HaltWatch()
-        self.gpu: dict[str, Any] | None = None
-        """What ``nvidia-smi`` told of the device before this process used it."""
+        self._gpu = gpu  # as ``nvidia-smi`` told of it before this process used it
 
     def serve(self) -> None:
         """Answers requests until the last; one that comes too late (a ``go``, a ``stop``) asks nothing.
@@ -207,7 +206,7 @@ class _ProbeServer:
                 result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
         result["watched"] = counters.read() | {
             "left_out_s": left_out_s,
-            "gpu": self.gpu,
+            "gpu": self._gpu,
             "halted_share": self._halts.share(),
         }
         give_back_freed_memory()  # of the layers measured: a stage holds others
