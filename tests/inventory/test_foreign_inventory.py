@@ -263,6 +263,12 @@ def test_a_file_that_takes_ansible_is_refused_by_line(
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_group_may_be_called_nodes(tmp_path: Path) -> None:
+    assert imported(tmp_path, "i.yml", "nodes:\n  hosts:\n    a:\n").groups == {"nodes": ("a",)}
+    with pytest.raises(InputError, match="this is a cluster"):
+        imported(tmp_path, "c.yml", "name: c\nnodes:  # all\n  # of them\n  - a\n")
+
+
 def test_inner_groups_win_and_the_host_itself(tmp_path: Path) -> None:
     text = (
         "[a]\nh\n[b]\nh ansible_host=192.0.2.1\n[c]\nh\n[outer:children]\nc\n[a:vars]\nansible_user=a\n"

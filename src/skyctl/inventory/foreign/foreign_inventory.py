@@ -111,6 +111,10 @@ def _parse_hostfile_node(words: list[str], where: str, notes: ImportNotes) -> Ne
     )
 
 
+_CLUSTER_NODES = re.compile(r"^nodes\s*:\s*(?:#.*\n\s*)*[-\[]", re.MULTILINE)
+"""A list of that name is a cluster.yaml's; a mapping is a group of hosts."""
+
+
 @dataclass(frozen=True)
 class ForeignInventory:
     """``kind``: what the file was taken for; ``notes``: what was left out, and why."""
@@ -137,7 +141,7 @@ def read_foreign(path: Path) -> ForeignInventory:
     text = "" if path.is_dir() else read_text(path)
     is_program = text.startswith("#!") and os.access(path, os.X_OK)
     is_yaml = path.suffix.lower() in (".yml", ".yaml", ".json")
-    if is_yaml and (found := re.search(r"^nodes\s*:", text, re.MULTILINE)):
+    if is_yaml and (found := _CLUSTER_NODES.search(text)):
         line = text.count("\n", 0, found.start()) + 1
         raise InventoryError(
             f"{path}:{line}: this is a cluster.yaml already, not an inventory",
