@@ -15,7 +15,7 @@ from skyctl.files import lab_folder, unfinished_writes
 from skyctl.lab import cgroup_quotas, lab_state, traffic_shaping
 from skyctl.lab.lab_state import LabState
 
-_WITHIN_S = 15.0
+_WITHIN_S = 30.0
 _OWN = ("lab.json", "id_ed25519", "id_ed25519.pub", "fabric.log", *lab_state.NAMES)
 
 
@@ -29,18 +29,12 @@ def down(name: str) -> bool:
     """
     lab_state.check_name(name)
     there = leftovers(name)
+    state = None
     with contextlib.suppress(SkyctlError):  # a state file that can't be read must not keep a lab up
         state = lab_state.load_state(name)
-        there += [] if state is None else [str(lab_state.state_file(name))]
-        _stop(name, state)
-        _remove_files(name, state)
-        left = leftovers(name)
-        if not left:
-            return bool(there)
-    _stop(name, None)
-    _remove_files(name, None)
-    left = leftovers(name)
-    if left:
+    _stop(name, state)
+    _remove_files(name, state)
+    if left := leftovers(name):
         raise SkyctlError(f"of lab {name!r} could not be removed: {'; '.join(left)}")
     return bool(there)
 
