@@ -15,6 +15,7 @@ from skyctl.compare.charts.picture_files import picture_files
 from skyctl.compare.charts.svg_file import style, write_svg
 from skyctl.compare.charts.timeline_charts import plot_trace
 from skyctl.compare.outcome import StrategyOutcome
+from skyctl.compare.report_page import render_report
 from skyctl.compare.timeline import simulated_timeline
 from skyctl.errors import SkyctlError
 from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
@@ -55,6 +56,18 @@ def test_every_picture_of_a_report_is_drawn(three, reports: ModuleType, tmp_path
         "plot", "cluster", "links", "steps", "bound", "prediction", "losses",
         "microbatches sweep", "nodes sweep",
     ]  # fmt: skip
+
+
+def test_marks_are_drawn_as_in_the_report(three, reports: ModuleType, tmp_path: Path) -> None:
+    made = reports.made(three, full=True)
+    page = render_report(made)
+    for picture in picture_files(made):
+        text = write_svg(tmp_path / picture.file, *picture.groups).read_text(encoding="utf-8")
+        marks = re.findall(
+            r"<(?:rect|circle|path) [^>]*%[^>]*class=[^>]*>", text.partition('class="page"')[2]
+        )
+        assert all(mark in page for mark in marks), picture.name
+        assert marks or picture.name == "links", picture.name
 
 
 def test_intervals_are_drawn(outcome, reports: ModuleType, tmp_path: Path) -> None:
