@@ -17,7 +17,8 @@ from typing import Any
 from runs.driver import sleeping_workload, worker_driver
 
 from skyctl.schedule.actions import least_in_flight
-from skyctl.schedule.simulation import FREE_MESSAGE, BoundaryTimes, StageTimes, simulate
+from skyctl.schedule.simulation import simulate
+from skyctl.schedule.step_times import FREE_MESSAGE, BoundaryTimes, StageTimes
 from skyctl.workload.workload_spec import WorkloadSpec
 
 STEPS = 8

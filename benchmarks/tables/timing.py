@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from skyctl import SkyctlError, Verdict, plan, verify
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import least_in_flight
-from skyctl.schedule.simulation import FREE_MESSAGE, BoundaryTimes, StageTimes, simulate
+from skyctl.schedule.simulation import simulate
+from skyctl.schedule.step_times import FREE_MESSAGE, BoundaryTimes, StageTimes
 from tables.instances import (
     crossings,
     devices,

@@ -20,8 +20,8 @@ from skyctl.records.measurement import (
     quantiles,
 )
 from skyctl.run.step_metrics import predicted_time_parts
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 HOP = MessageTimes(link_s=0.04, latency_s=0.01)
 PLAY = SimulationInput(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from skyctl.compare.timeline import Timeline, measured_timeline, simulated_timeline
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 DEVICES = ("n1/cpu:0", "n2/cpu:0")
 HOP = MessageTimes(link_s=0.2, latency_s=0.1)

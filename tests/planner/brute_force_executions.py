@@ -12,7 +12,8 @@ from typing import NamedTuple
 from tests.planner.planner_problems import random_problem
 
 from skyctl.schedule.actions import check_in_flight
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, simulate
+from skyctl.schedule.simulation import simulate
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 
 class StageRun(NamedTuple):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from skyctl.records.problem import Device, LayerTimes, Problem
 from skyctl.schedule.actions import least_in_flight
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, simulate
+from skyctl.schedule.simulation import simulate
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 Order = tuple[Device, ...]
 Cuts = tuple[int, ...]

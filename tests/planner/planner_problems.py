@@ -7,7 +7,8 @@ import random
 
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.schedule.actions import least_in_flight
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, simulate
+from skyctl.schedule.simulation import simulate
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 SUITE_SEED = 20_000
 """The random suite's first seed (``suite_problem``, ``make bench-planner``)."""

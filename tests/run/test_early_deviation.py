@@ -17,8 +17,8 @@ from skyctl.run.step_metrics import (
     predicted_time_parts,
     with_differences,
 )
-from skyctl.schedule.simulation import StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import StageTimes
 
 PLAY = SimulationInput("1f1b", 2, (1,), (0,), (StageTimes(0.1, 0.2, 0.0),), ())
 

@@ -15,8 +15,8 @@ from skyctl.files import RunPaths
 from skyctl.run import artifacts
 from skyctl.run.artifacts import write_trace
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.schedule.simulation import StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import StageTimes
 from skyctl.worker.rank_events import RankResult
 
 from ..helpers.orders import rank_spec

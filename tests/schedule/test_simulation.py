@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyctl.schedule.actions import actions, least_in_flight
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, last_backward_ends, simulate
+from skyctl.schedule.simulation import last_backward_ends, simulate
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 
 def numbers(schedule, stages, microbatches):

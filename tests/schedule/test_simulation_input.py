@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput, find_waits
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 
 def test_waiting_is_idle_until_the_message_sets_out() -> None:

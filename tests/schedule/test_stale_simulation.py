@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.stale_simulation import WorkerTimes, simulate_stale
+from skyctl.schedule.step_times import MessageTimes
 
 CLOCKS = 10_000
 

@@ -7,13 +7,8 @@ import pytest
 from skyctl.schedule import simulation, steady_state
 from skyctl.schedule.actions import least_in_flight
 from skyctl.schedule.recurrence import play_recurrence
-from skyctl.schedule.simulation import (
-    BoundaryTimes,
-    MessageTimes,
-    StageTimes,
-    last_backward_ends,
-    simulate,
-)
+from skyctl.schedule.simulation import last_backward_ends, simulate
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 MICROBATCHES = 100_000
 SAME = 1e-9

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from skyctl.compare.number_format import UNKNOWN, format_percent, format_ratio, format_seconds
 from skyctl.records.measurement import Difference, Measurement, ReplicaMeasurement, ReplicaPredicted
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 MAX_CAUSES = 12
 """So many causes are simulated, the largest first."""

@@ -19,7 +19,7 @@ from skyctl.planner.link_tables import LinkCost, LinkTables
 from skyctl.planner.stage_memory import ROUNDING, kept_bytes
 from skyctl.records.problem import Layer, LayerTimes, Problem
 from skyctl.schedule.actions import EAGER, ZERO_BUBBLE, least_in_flight
-from skyctl.schedule.simulation import MessageTimes
+from skyctl.schedule.step_times import MessageTimes
 
 Array = npt.NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from skyctl.planner.step import play
 from skyctl.planner.step_costs import StepCosts
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Link
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 MOST_ACTIONS = 2_000
 """Stages × microbatches of one pipeline that are simulated for a draw: of longer steps the first part, with

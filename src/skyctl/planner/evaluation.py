@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.records.plan import Witness
-from skyctl.schedule.simulation import BoundaryTimes, SimulatedStep, StageTimes, last_backward_ends
+from skyctl.schedule.simulation import SimulatedStep, last_backward_ends
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, StageTimes
 
 
 class StageExecution(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from skyctl.planner.candidate import Candidate
 from skyctl.planner.step_costs import StepCosts
 from skyctl.records.problem import Device
-from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.stale_simulation import WorkerTimes
+from skyctl.schedule.step_times import MessageTimes
 
 CLOCKS = 4_000
 """Of a play; the first tenth is not counted."""

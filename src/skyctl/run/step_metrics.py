@@ -27,8 +27,8 @@ from skyctl.run.callbacks import StepProgress
 from skyctl.run.event_sink import read_validation
 from skyctl.run.owner_figures import OwnerFigures, joined_validation, measured_owners, owner_figures
 from skyctl.run.rank_spec import RankSpec
-from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import MessageTimes
 from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
 
 KEPT_STEPS = 5_000

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
 
 from skyctl.schedule.actions import BACKWARD, WEIGHT_GRADIENTS, Action
 from skyctl.schedule.recurrence import PlayedStep
-
-if TYPE_CHECKING:
-    from skyctl.schedule.simulation import BoundaryTimes, StageTimes
+from skyctl.schedule.step_times import BoundaryTimes, StageTimes
 
 
 class _LinkQueues:

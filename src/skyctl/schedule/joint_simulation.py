@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 
 from skyctl.schedule.actions import actions
 from skyctl.schedule.event_simulation import play_events
-from skyctl.schedule.simulation import BoundaryTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.schedule.steady_state import WHOLE_STEP
+from skyctl.schedule.step_times import BoundaryTimes, StageTimes
 
 StageEnds = Sequence[float]
 

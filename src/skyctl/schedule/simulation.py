@@ -20,7 +20,7 @@ backward, or at the end.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -40,44 +40,7 @@ from skyctl.schedule.actions import (
 from skyctl.schedule.event_simulation import play_events
 from skyctl.schedule.recurrence import PlayedStep, play_recurrence
 from skyctl.schedule.steady_state import WHOLE_STEP, periodic_ends, straight_ends
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """Seconds on one stage's device: forward and backward per microbatch, optimizer once a step.
-
-    ``weight_s``: the part of ``backward_s`` that ``zero-bubble`` defers: there B takes ``backward_s −
-    weight_s`` and W ``weight_s``; under other schedules B takes ``backward_s``.
-    """
-
-    forward_s: float
-    backward_s: float
-    optimizer_s: float = 0.0
-    weight_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class MessageTimes:
-    """One message over one boundary in one direction.
-
-    ``link_s``: seconds it occupies its directed link. ``shared``: (resource, seconds) for each shared
-    resource it occupies.
-    """
-
-    link_s: float = 0.0
-    latency_s: float = 0.0
-    shared: tuple[tuple[Hashable, float], ...] = ()
-
-
-FREE_MESSAGE = MessageTimes()
-
-
-@dataclass(frozen=True)
-class BoundaryTimes:
-    """The messages between stage s and s + 1: activations forward, gradients backward."""
-
-    forward: MessageTimes = FREE_MESSAGE
-    backward: MessageTimes = FREE_MESSAGE
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 
 class ActionSpan(NamedTuple):

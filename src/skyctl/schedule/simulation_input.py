@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from skyctl.schedule.actions import BACKWARD, FORWARD
-from skyctl.schedule.simulation import ActionSpan, BoundaryTimes, SimulatedStep, StageTimes, simulate
+from skyctl.schedule.simulation import ActionSpan, SimulatedStep, simulate
+from skyctl.schedule.step_times import BoundaryTimes, StageTimes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from skyctl.schedule.simulation import FREE_MESSAGE, MessageTimes
+from skyctl.schedule.step_times import FREE_MESSAGE, MessageTimes
 
 _COMPUTED, _ARRIVED, _APPLIED, _PULLED = range(4)
 

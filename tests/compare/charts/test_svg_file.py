@@ -18,8 +18,8 @@ from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.report_page import render_report
 from skyctl.compare.timeline import simulated_timeline
 from skyctl.errors import SkyctlError
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 
 def _size(path: Path) -> tuple[float, float]:

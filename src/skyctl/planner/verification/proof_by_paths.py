@@ -24,7 +24,8 @@ import numpy as np
 
 from skyctl.planner.verification.problem_data import Array, Bools, ProblemData, Proof, sums
 from skyctl.schedule.actions import EAGER
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, simulate
+from skyctl.schedule.simulation import simulate
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 MAX_TABLE_CELLS = 1.2e8
 MAX_STEPS = 100_000

@@ -22,8 +22,8 @@ from skyctl.planner.verification.routes import children
 from skyctl.planner.verification.sums import CheckedSums
 from skyctl.records.problem import Problem
 from skyctl.schedule.joint_simulation import ends_together
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
 LEAST_EDGE_BYTES = 524288.0
 """Of an edge's messages, whatever their size, so much is kept room for."""
