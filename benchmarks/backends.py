@@ -25,8 +25,10 @@ import torch
 import torch.distributed as dist
 
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.transport.process_group import GLOO, PairOptions, join
+from skyctl.transport import GLOO
+from skyctl.transport.process_group import PairOptions
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.transport.torch_backend import join
 from skyctl.worker.peer import FIRST_STREAM_TAG, Peer
 
 SIZES = {64: 3000, 64 << 10: 2000, 1 << 20: 150, 8 << 20: 20}

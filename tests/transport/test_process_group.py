@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from skyctl.errors import RunError
-from skyctl.transport.process_group import PairOptions, make_group
+from skyctl.transport.process_group import PairOptions
+from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 
 PAIRS = {0: (1,), 1: (0, 2), 2: (1,)}
@@ -86,7 +87,7 @@ PROGRAM = """
 import json
 import torch, torch.distributed as dist
 from skyctl.errors import RunError
-from skyctl.transport.process_group import join_alone
+from skyctl.transport.torch_backend import join_alone
 
 join_alone()
 join_alone()

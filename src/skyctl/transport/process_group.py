@@ -10,29 +10,26 @@ and that would never call the same.
 
 from __future__ import annotations
 
-import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from ipaddress import IPv4Address
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 
 from skyctl.errors import RunError
+from skyctl.transport import BACKEND
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.torch_backend import BACKEND, register
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 
-GLOO = "gloo"
 CONNECT_TIMEOUT_S = 60.0
 """For a connection to a peer that listens already."""
 PEER_READY_TIMEOUT_S = 3600.0
@@ -255,61 +252,6 @@ def _refuse(name: str) -> Callable[..., NoReturn]:
 
 for _name in _COLLECTIVES:
     setattr(PlannedProcessGroup, _name, _refuse(_name.strip("_")))
-
-
-def make_group(made: Any, options: Any) -> PlannedProcessGroup:
-    """What torch calls for ``init_process_group("skyctl")`` and ``new_group``.
-
-    Args:
-        made: torch's ``DistributedBackendOptions``.
-        options: the ``pg_options``: ``PairOptions`` of a run's rank, or of a script ``MeshOptions`` or None.
-    """
-    if not isinstance(options, PairOptions):
-        from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
-
-        return MeshProcessGroup.meet(made, options or MeshOptions())
-    if options.backend == GLOO:
-        from skyctl.transport.gloo_process_group import GlooProcessGroup
-
-        return GlooProcessGroup(made.group_rank, made.group_size, options.hosts, made.timeout, options.ring)
-    pairs = {
-        peer: PeerConnection(
-            f"rank {peer} ({host})",
-            made.timeout.total_seconds(),
-            secret=options.secrets[peer],
-            peer_rank=peer,
-            device=options.devices.get(peer),
-            identity=options.identity,
-        )
-        for peer, host in options.hosts.items()
-    }
-    return SkyctlProcessGroup(made.group_rank, made.group_size, pairs)
-
-
-def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: float = 1800.0) -> Any:
-    """Makes this process a rank of torch.distributed over this backend, and returns its world's group.
-
-    Nothing is exchanged yet, and nobody waited for.
-
-    Args:
-        timeout_s: for one transfer, waiting for the peer included.
-    """
-    register()
-    limit, told = timedelta(seconds=timeout_s), cast("Any", options)
-    hook = sys.excepthook
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=limit, pg_options=told)
-    sys.excepthook = hook  # torch's puts the rank before every line of a traceback
-    return dist.group.WORLD
-
-
-def join_alone() -> None:
-    """Makes this process the only rank of a world, unless it is a rank already.
-
-    So a user's code may ask torch.distributed who it is wherever it is called, and not in a run alone.
-    """
-    if not dist.is_initialized():
-        store: Any = dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs
-        join(store, 0, 1, PairOptions({}, {}))
 
 
 def wait_for_all(futures: Collection[Future[None]], limit_s: float = PEER_READY_TIMEOUT_S) -> None:

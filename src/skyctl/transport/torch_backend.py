@@ -1,17 +1,23 @@
-"""Makes ``skyctl`` known to torch.distributed as the name of a backend.
+"""Makes ``skyctl`` known to torch.distributed as the name of a backend, and a process one of its ranks.
 
 Where skyctl is installed, ``import torch`` calls ``register`` (the entry point ``torch.backends``); on nodes,
-whose skyctl has been sent there, ranks call it themselves. It imports next to nothing.
+whose skyctl has been sent there, ranks call it themselves. It imports next to nothing: a group's parts come
+when a group is made.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
-BACKEND = "skyctl"
+from skyctl.transport import BACKEND, GLOO
+
+if TYPE_CHECKING:
+    from skyctl.transport.process_group import PairOptions, PlannedProcessGroup
 
 
 def register() -> None:
@@ -19,10 +25,64 @@ def register() -> None:
     if dist.is_available() and BACKEND not in dist.Backend.backend_list:
         accelerator = torch.accelerator.current_accelerator()
         devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-        dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=devices)
+        dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=devices)
 
 
-def _make_group(made: Any, options: Any) -> Any:
-    from skyctl.transport.process_group import make_group
+def make_group(made: Any, options: Any) -> PlannedProcessGroup:
+    """The group that torch asks for with ``init_process_group("skyctl")`` and ``new_group``.
 
-    return make_group(made, options)
+    Args:
+        made: torch's ``DistributedBackendOptions``.
+        options: the ``pg_options``: ``PairOptions`` of a run's rank, or of a script ``MeshOptions`` or None.
+    """
+    from skyctl.transport.peer_connection import PeerConnection
+    from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup
+
+    if not isinstance(options, PairOptions):
+        from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
+
+        return MeshProcessGroup.meet(made, options or MeshOptions())
+    if options.backend == GLOO:
+        from skyctl.transport.gloo_process_group import GlooProcessGroup
+
+        return GlooProcessGroup(made.group_rank, made.group_size, options.hosts, made.timeout, options.ring)
+    pairs = {
+        peer: PeerConnection(
+            f"rank {peer} ({host})",
+            made.timeout.total_seconds(),
+            secret=options.secrets[peer],
+            peer_rank=peer,
+            device=options.devices.get(peer),
+            identity=options.identity,
+        )
+        for peer, host in options.hosts.items()
+    }
+    return SkyctlProcessGroup(made.group_rank, made.group_size, pairs)
+
+
+def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: float = 1800.0) -> Any:
+    """Makes this process a rank of torch.distributed over this backend, and returns its world's group.
+
+    Nothing is exchanged yet, and nobody waited for.
+
+    Args:
+        timeout_s: for one transfer, waiting for the peer included.
+    """
+    register()
+    limit, told = timedelta(seconds=timeout_s), cast("Any", options)
+    hook = sys.excepthook
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=limit, pg_options=told)
+    sys.excepthook = hook  # torch's puts the rank before every line of a traceback
+    return dist.group.WORLD
+
+
+def join_alone() -> None:
+    """Makes this process the only rank of a world, unless it is a rank already.
+
+    So a user's code may ask torch.distributed who it is wherever it is called, and not in a run alone.
+    """
+    from skyctl.transport.process_group import PairOptions
+
+    if not dist.is_initialized():
+        store: Any = dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs
+        join(store, 0, 1, PairOptions({}, {}))

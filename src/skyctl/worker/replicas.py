@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from skyctl.errors import RunError
+from skyctl.transport import BACKEND
 from skyctl.transport.mesh_process_group import MeshOptions
-from skyctl.transport.process_group import Store, join_alone
-from skyctl.transport.torch_backend import BACKEND
+from skyctl.transport.process_group import Store
+from skyctl.transport.torch_backend import join_alone
 from skyctl.worker.rank_order import RankOrder
 
 REASONS: Mapping[str, str] = {

@@ -12,13 +12,8 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.errors import RunError
-from skyctl.transport.process_group import (
-    PairOptions,
-    PlannedProcessGroup,
-    join,
-    run_in_thread,
-    wait_for_all,
-)
+from skyctl.transport.process_group import PairOptions, PlannedProcessGroup, run_in_thread, wait_for_all
+from skyctl.transport.torch_backend import join
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent

@@ -21,7 +21,7 @@ import torch  # noqa: E402 - after that
 from torch import Tensor, nn  # noqa: E402
 
 from skyctl.errors import WorkloadError  # noqa: E402
-from skyctl.transport.process_group import join_alone  # noqa: E402
+from skyctl.transport.torch_backend import join_alone  # noqa: E402
 from skyctl.workload import builtin, mixed_precision, opened_files, optimizers, user_code  # noqa: E402
 from skyctl.workload.corpus import read_corpus  # noqa: E402
 from skyctl.workload.data import (  # noqa: E402

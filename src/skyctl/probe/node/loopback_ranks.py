@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from skyctl.errors import RunError
+from skyctl.transport import BACKEND, GLOO
 from skyctl.transport.gloo_process_group import GlooProcessGroup
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.process_group import (
-    GLOO,
     PairOptions,
     PlannedProcessGroup,
     SkyctlProcessGroup,
@@ -20,7 +20,6 @@ from skyctl.transport.process_group import (
     wait_for_all,
 )
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.torch_backend import BACKEND
 
 HOST = "127.0.0.1"
 

@@ -36,9 +36,9 @@ from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
 from skyctl.probe.node.loopback_ranks import LoopbackRanks
+from skyctl.transport import BACKEND
 from skyctl.transport.process_group import PlannedProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.torch_backend import BACKEND
 from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.peer import Peer
 from skyctl.worker.pipeline.executor import Executor

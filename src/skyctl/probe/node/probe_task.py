@@ -52,9 +52,8 @@ from skyctl.probe.node.probe_requests import (  # noqa: E402
 )
 from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
+from skyctl.transport import BACKEND, GLOO  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
-from skyctl.transport.process_group import GLOO  # noqa: E402
-from skyctl.transport.torch_backend import BACKEND  # noqa: E402
 from skyctl.workload.workload import Workload, load_workload  # noqa: E402
 
 HEARTBEAT_S = 5.0

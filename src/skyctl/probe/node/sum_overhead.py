@@ -28,8 +28,8 @@ import torch.distributed as dist
 from skyctl.agent.process_tree import die_with_parent
 from skyctl.probe.node.loopback_ranks import LoopbackRanks
 from skyctl.probe.node.message_overhead import TIMEOUT_S, quota_ratio
+from skyctl.transport import BACKEND
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.torch_backend import BACKEND
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_order import RoutePlace
 from skyctl.worker.sums.route_sum import RouteSum
