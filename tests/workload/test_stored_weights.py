@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from skyctl.checkpoint import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.worker.checkpointer import save_weights
-from skyctl.workload.shipped_files import find_stored_weights
+from skyctl.workload.starting_weights import find_stored_weights
 from skyctl.workload.stored_weights import weights_digest, write_layer_weights
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

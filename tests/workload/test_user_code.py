@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from skyctl.errors import WorkloadError
-from skyctl.workload.optimizers import weight_name
+from skyctl.workload.parameter_names import weight_name
 from skyctl.workload.shipped_files import files_to_ship
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec

@@ -16,13 +16,8 @@ from skyctl.records.plan import WorkloadRef
 from skyctl.remote.agent_session import Session
 from skyctl.workload.corpus import default_corpus
 from skyctl.workload.recipe import Recipe, microbatch_sizes
-from skyctl.workload.shipped_files import (
-    digest_data,
-    encode_text,
-    files_to_ship,
-    find_stored_weights,
-    shipped_path,
-)
+from skyctl.workload.shipped_files import digest_data, encode_text, files_to_ship, shipped_path
+from skyctl.workload.starting_weights import find_stored_weights
 from skyctl.workload.text_files import read_text
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
 

@@ -23,7 +23,7 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
 from skyctl.workload.deferred_init import DispatchMode
 from skyctl.workload.operation_digest import OperationDigest, backward_kinds, plain_settings
-from skyctl.workload.optimizers import copy_name
+from skyctl.workload.parameter_names import copy_name
 from skyctl.workload.real_runs import NeedsValuesError, is_for_lack_of_values
 from skyctl.workload.shape_inference import LayerBoundary
 from skyctl.workload.structures import Value, value_tensors

@@ -27,7 +27,7 @@ from skyctl.workload.deferred_init import (
     tensors_of,
 )
 from skyctl.workload.hooks import carry_hooks, module_hooks, refuse_accumulate_hooks
-from skyctl.workload.optimizers import name_parameters
+from skyctl.workload.parameter_names import name_parameters
 from skyctl.workload.plain_modules import (
     leave_out_caches,
     leave_out_synced_norms,

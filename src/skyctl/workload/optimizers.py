@@ -1,58 +1,25 @@
-"""The optimizer and the learning-rate scheduler of some parameters: the user's, or AdamW and none.
-
-A parameter knows its name in the file of the whole model's weights, so building layers is enough to have an
-optimizer with groups by name, on any stage.
-"""
+"""The optimizer and the learning-rate scheduler of some parameters: the user's, or AdamW and none."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.workload import user_code
-from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.layered_model import LayeredModel
+from skyctl.workload.parameter_names import with_names
 from skyctl.workload.recipe import Recipe
 
-if TYPE_CHECKING:
-    from skyctl.workload.layered_model import LayeredModel
-
-_NAME_ATTRIBUTE = "_skyctl_name"
 EMPTY_HINT = (
     "each stage calls it with its own parameters: a list that it picks from them may be empty there, which "
     "torch refuses; a group, {'params': [...]}, may be empty"
 )
-
-
-def name_parameters(layer: nn.Module, names: Mapping[str, str]) -> None:
-    """Gives a layer's parameters, and their masters, their names in the whole model's weights.
-
-    Args:
-        names: the layer's own names → those.
-    """
-    for name, parameter in layer.named_parameters():
-        for named in (parameter, master_of(parameter)):
-            setattr(named, _NAME_ATTRIBUTE, names.get(name, name))
-
-
-def copy_name(source: nn.Parameter, target: nn.Parameter) -> None:
-    """Gives a parameter the name of the one that it stands in for."""
-    setattr(target, _NAME_ATTRIBUTE, weight_name(source))
-
-
-def weight_name(parameter: nn.Parameter) -> str:
-    """A parameter's name in the whole model's weights; empty where it is of no workload's layer."""
-    return str(getattr(parameter, _NAME_ATTRIBUTE, ""))
-
-
-def with_names(parameters: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter) of each, as ``optimizer(parameters, named)`` gets them."""
-    return [(weight_name(parameter), parameter) for parameter in parameters]
 
 
 def make_default_optimizer(

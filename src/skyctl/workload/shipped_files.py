@@ -1,23 +1,17 @@
-"""What nodes are sent of a workload: the user's modules, a config, token ids, stored weights; and its digest.
+"""The files of a workload that nodes are sent: the user's modules, a config, token ids; and their digest.
 
-Torch is imported for stored weights alone: a workload that was measured is recognised without it.
+A digest needs no torch: a workload that was measured is recognised without it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skyctl.agent import node_cache
-from skyctl.errors import WorkloadError
 from skyctl.workload import ship_list, user_code
 from skyctl.workload.hf import hub_folder as hub
 from skyctl.workload.workload_spec import WorkloadSpec, resolve_source
-
-if TYPE_CHECKING:
-    from skyctl.workload.stored_weights import StoredWeights
 
 
 def files_to_ship(spec: WorkloadSpec) -> dict[str, bytes]:
@@ -78,32 +72,3 @@ def encode_text(spec: WorkloadSpec, text: bytes | None) -> bytes | None:
     from skyctl.workload.hf.token_data import tokenize
 
     return tokenize(source.path, text)
-
-
-def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
-    """The weights that the model starts from, by layer: of ``--init-from``, or in the folder of ``hf:``.
-
-    Returns:
-        None where all start at random.
-
-    Raises:
-        WorkloadError: the weights are not the model's, or no longer those that the run was to start from.
-    """
-    source = resolve_source(spec)
-    if source.kind != "hf" and spec.init_from is None:
-        return None
-    from skyctl.workload.layered_model import make_model  # late: it needs torch
-    from skyctl.workload.stored_weights import weights_digest
-
-    if spec.init_from is not None:
-        found = weights_digest(Path(spec.init_from))
-        if found != spec.init_sha256:
-            raise WorkloadError(
-                f"the weights {spec.init_from} have changed since the run was to start from them: their "
-                f"SHA-256 is {found[:12]}…, it was {str(spec.init_sha256)[:12]}…",
-                hint="launch it again, with weights that stay as they are",
-            )
-        from skyctl.workload.workload import load_workload
-
-        return load_workload(spec).model.starting_from(Path(spec.init_from)).stored
-    return make_model(source, spec.seed).stored

@@ -16,7 +16,8 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import stored_weights
 from skyctl.workload.hf import export, token_data
 from skyctl.workload.mixed_precision import master_of
-from skyctl.workload.shipped_files import encode_text, find_stored_weights
+from skyctl.workload.shipped_files import encode_text
+from skyctl.workload.starting_weights import find_stored_weights
 from skyctl.workload.workload import Workload, load_workload
 
 WORDS = " ".join(f"w{i * i % 40}" for i in range(400))

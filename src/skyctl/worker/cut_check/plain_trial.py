@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from skyctl.worker.cut_check.trial import STEPS, Batches, Trial, held_tensors, output_tensors
 from skyctl.workload.autocut.module_cutter import bind_inputs
 from skyctl.workload.deferred_init import seeded_generators
-from skyctl.workload.optimizers import name_parameters
+from skyctl.workload.parameter_names import name_parameters
 from skyctl.workload.structures import unflatten_value
 from skyctl.workload.workload import Workload
 

@@ -18,7 +18,7 @@ from torch import nn
 from skyctl.errors import RunError, WorkloadError
 from skyctl.worker.sums.shared_exponents import NONE, NOT_FINITE, SharedExponents, magnitude_code
 from skyctl.workload.mixed_precision import master_of
-from skyctl.workload.optimizers import weight_name
+from skyctl.workload.parameter_names import weight_name
 
 Tensor = torch.Tensor
 

@@ -23,7 +23,7 @@ from skyctl.worker.sums.summed_gradients import find_trained
 from skyctl.worker.updates.clock_rates import ClockRates
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.workload.mixed_precision import master_of
-from skyctl.workload.optimizers import copy_name
+from skyctl.workload.parameter_names import copy_name
 
 Tensor = torch.Tensor
 

@@ -30,7 +30,7 @@ from skyctl.worker.sums.summed_gradients import check_dense, find_trained
 from skyctl.worker.updates.parameter_root import Grant, ParameterRoot, RootWeights
 from skyctl.worker.updates.push_pull import Push, PushPull
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
-from skyctl.workload.optimizers import weight_name
+from skyctl.workload.parameter_names import weight_name
 from skyctl.workload.recipe import Recipe
 
 Tensor = torch.Tensor
