@@ -8,8 +8,8 @@ from tests.planner.planner_problems import brute_force, problem, random_problem,
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import plan, verify
 from skyctl.planner.bottleneck import device_subsets
+from skyctl.planner.bottleneck.cp_sat import IntervalSolver
 from skyctl.planner.cost_model import CostModel, StageAssignment
-from skyctl.planner.cp_sat import IntervalSolver
 from skyctl.planner.evaluation import bottleneck_s, least_execution, step_lower_bound_s, step_s
 from skyctl.planner.pipeline_depth import execution_choices
 from skyctl.records.problem import Link

@@ -7,12 +7,15 @@ what these prove is computed from the problem's own numbers.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from skyctl.planner.bottleneck.reach_table import Floats, Ints, ReachTable
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 MOST_S = 1e6
 """Time limit of a program that has no deadline."""
@@ -85,16 +88,21 @@ class TakenPrices:
         return self._lp.Objective().Value(), np.diff([x.solution_value() for x in self._prefix])
 
 
-def fractional_prices(reach: ReachTable, deadline: float) -> Floats | None:
+def fractional_prices(
+    times: Floats, needs: Floats, classes: Sequence[tuple[int, int, float]], deadline: float
+) -> Floats | None:
     """Prices of layers from the linear program that cuts layers anywhere: the least T with every device's
-    time within T and its memory kept. Layers that are alike are one. One price a layer; None: out of time."""
+    time within T and its memory kept. Layers that are alike are one. One price a layer; None: out of time.
+
+    Args:
+        times: [timing, layer] seconds.
+        needs: [layer] bytes.
+        classes: of alike devices, (how many, their timing, their bytes).
+    """
     from ortools.linear_solver import pywraplp
 
     lp: Any = pywraplp.Solver.CreateSolver("GLOP")
-    times = np.diff(reach.work, axis=1)
-    sums = np.array(reach.model.state_bytes) + reach.in_flight * np.array(reach.model.activation_bytes)
-    needs = np.diff(sums)
-    scale = float(times.sum(axis=1).mean()) / sum(reach.sizes.tolist()) or 1.0
+    scale = float(times.sum(axis=1).mean()) / sum(size for size, _, _ in classes) or 1.0
     columns, first, index = np.unique(
         np.vstack((times, needs)), axis=1, return_index=True, return_inverse=True
     )[0:3]
@@ -102,15 +110,14 @@ def fractional_prices(reach: ReachTable, deadline: float) -> Floats | None:
     limit = lp.NumVar(0.0, lp.infinity(), "limit")
     lp.Minimize(limit)
     covered = [lp.Constraint(1.0, lp.infinity()) for _ in range(len(first))]
-    for row, size in enumerate(reach.sizes.tolist()):
-        cap = float(reach.available[row])
+    for size, timing, cap in classes:
         time_row = lp.Constraint(0.0, lp.infinity())
         time_row.SetCoefficient(limit, float(size))
         memory_row = lp.Constraint(0.0, size * 1.0) if 0 < cap < np.inf else None
         for i in range(len(first)):
             x = lp.NumVar(0.0, lp.infinity() if cap > 0 else 0.0, "")
             covered[i].SetCoefficient(x, 1.0)
-            time_row.SetCoefficient(x, -float(columns[reach.timing[row], i] * count[i] / scale))
+            time_row.SetCoefficient(x, -float(columns[timing, i] * count[i] / scale))
             if memory_row is not None:
                 memory_row.SetCoefficient(x, float(columns[-1, i] * count[i] / cap))
     if not _solved(lp, deadline):
@@ -120,23 +127,28 @@ def fractional_prices(reach: ReachTable, deadline: float) -> Floats | None:
     return out
 
 
-def range_prices(reach: ReachTable, far: Ints, deadline: float) -> Floats | None:
+def range_prices(sizes: list[int], far: Ints, deadline: float) -> Floats | None:
     """The prices, one a layer, 1 in all, for which all devices together can take least: of the largest ranges
-    [start, far) of each class the dearest counts. None: out of time."""
+    [start, far) of each class the dearest counts. None: out of time.
+
+    Args:
+        sizes: how many devices each class has.
+        far: [class, start 0 … L] the largest stop.
+    """
     from ortools.linear_solver import pywraplp
 
     lp: Any = pywraplp.Solver.CreateSolver("GLOP")
-    prefix = [lp.NumVar(0.0, 1.0, "") for _ in range(reach.layers + 1)]
+    prefix = [lp.NumVar(0.0, 1.0, "") for _ in range(far.shape[1])]
     lp.Add(prefix[0] == 0)
     lp.Add(prefix[-1] == 1)
-    for i in range(reach.layers):
-        lp.Add(prefix[i + 1] - prefix[i] >= 0)
+    for before, after in pairwise(prefix):
+        lp.Add(after - before >= 0)
     goal = lp.Objective()
     goal.SetMinimization()
-    for row, size in enumerate(reach.sizes.tolist()):
+    for row, size in enumerate(sizes):
         most = lp.NumVar(0.0, 1.0, "")
         goal.SetCoefficient(most, float(size))
-        for start in range(reach.layers):
+        for start in range(far.shape[1] - 1):
             stop = int(far[row, start])
             if stop > start and (start == 0 or stop > far[row, start - 1]):
                 lp.Add(most - prefix[stop] + prefix[start] >= 0)

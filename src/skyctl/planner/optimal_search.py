@@ -25,9 +25,9 @@ from skyctl.planner.evaluation import (
     bottleneck_s,
     least_execution,
 )
-from skyctl.planner.explanation.infeasibility import raise_infeasible
 from skyctl.planner.heuristic.balance import balance_layers
 from skyctl.planner.heuristic.heuristic_plan import heuristic_placement
+from skyctl.planner.infeasibility import raise_infeasible
 from skyctl.planner.iteration import relaxation
 from skyctl.planner.iteration.least_iteration import BestFirstSearch, least_iteration, time_share
 from skyctl.planner.local_search import first_improvement, neighbours

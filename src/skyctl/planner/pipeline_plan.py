@@ -10,9 +10,9 @@ from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.candidate import Candidate, PlannedPipeline
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.evaluation import SearchResult, least_execution
-from skyctl.planner.explanation.infeasibility import require_allowed
 from skyctl.planner.explanation.unused_devices import explain_unused
 from skyctl.planner.heuristic.balance import even_placement
+from skyctl.planner.infeasibility import require_allowed
 from skyctl.planner.optimal_search import good_placement, search_optimal, search_recompute
 from skyctl.planner.pipeline_depth import ACCEPTED_SLOWDOWN, add_slack, choose_execution, refine_execution
 from skyctl.planner.plan_record import make_certificate, make_plan

@@ -177,7 +177,7 @@ def _nothing_fits(prices: LayerPrices, deadline: float) -> BoundKind | None:
         return None
     far = prices.far(math.inf)
     if _rows(far) <= MAX_ROWS:
-        better = range_prices(prices.reach, far, deadline)
+        better = range_prices(prices.reach.sizes.tolist(), far, deadline)
         if better is not None:
             prices.add(better)
     if prices.refute(math.inf):
@@ -192,12 +192,16 @@ def _improved(prices: LayerPrices, between: tuple[float, float], deadline: float
     low, high = between
     related = len(reach.work) == 1 or not reach.model.problem.times
     if prices.cells <= MAX_CELLS and not (related and reach.unlimited):
-        better = fractional_prices(reach, deadline)
+        needs = np.diff(
+            np.array(reach.model.state_bytes) + reach.in_flight * np.array(reach.model.activation_bytes)
+        )
+        classes = zip(reach.sizes.tolist(), reach.timing.tolist(), reach.available.tolist(), strict=True)
+        better = fractional_prices(np.diff(reach.work, axis=1), needs, list(classes), deadline)
         if better is not None:
             prices.add(better)
             low = _bisect(prices, (low, high), deadline)
     while low < high and _rows(prices.far(low * (1 + STEP))) <= MAX_ROWS:
-        better = range_prices(reach, prices.far(low * (1 + STEP)), deadline)
+        better = range_prices(reach.sizes.tolist(), prices.far(low * (1 + STEP)), deadline)
         if better is None:
             break
         prices.add(better)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from skyctl.planner.bottleneck import device_subsets, priced_beam
+from skyctl.planner.bottleneck.cp_sat import IntervalSolver, solve_covering
 from skyctl.planner.bottleneck.layer_prices import LayerPrices, price_bound_s, volume_bound_s
 from skyctl.planner.bottleneck.periodic_search import EQUAL_SUMS, PeriodicSearch
 from skyctl.planner.bottleneck.reach_table import ReachTable
 from skyctl.planner.bottleneck.repeated_layers import find_run
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.cp_sat import IntervalSolver, solve_covering
 from skyctl.planner.evaluation import BoundKind, bottleneck_s
 from skyctl.records.plan import Witness
 

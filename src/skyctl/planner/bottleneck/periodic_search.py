@@ -25,10 +25,10 @@ from skyctl.planner.bottleneck.balanced_edges import (
     count_states,
     potential_bound,
 )
+from skyctl.planner.bottleneck.cp_sat import solve_balanced_edges
 from skyctl.planner.bottleneck.reach_table import SUM_SLACK, Ints, ReachTable
 from skyctl.planner.bottleneck.repeated_layers import LayerRun, StageEdges, needless_cuts
 from skyctl.planner.cost_model import CostModel, Placement, consecutive
-from skyctl.planner.cp_sat import solve_balanced_edges
 from skyctl.planner.evaluation import BoundKind, bottleneck_s
 from skyctl.records.plan import Witness
 

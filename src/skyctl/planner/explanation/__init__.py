@@ -1,1 +1,1 @@
-"""Why a plan is as it is: what binds, what would help, why devices are unused or nothing fits."""
+"""Why a plan is as it is: what binds, what would help, why devices are unused."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from skyctl.errors import UndecidedError
 from skyctl.planner.bottleneck import device_subsets
 from skyctl.planner.cost_model import CostModel, Placement
-from skyctl.planner.explanation.infeasibility import raise_infeasible
 from skyctl.planner.heuristic.balance import balance_layers, even_placement, near_neighbours
 from skyctl.planner.heuristic.plan_batch import PlanBatch
 from skyctl.planner.heuristic.quick_beam import QuickBeam
@@ -27,6 +26,7 @@ from skyctl.planner.heuristic.simulated_annealing import (
     best_simulated,
     counted_progress,
 )
+from skyctl.planner.infeasibility import raise_infeasible
 from skyctl.schedule.actions import ONE_F_ONE_B
 
 WIDE_BEAM_DEVICES = 24

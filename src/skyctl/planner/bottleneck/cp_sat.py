@@ -6,13 +6,11 @@ All numbers that it sees are layer indices, so there is nothing to scale and not
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skyctl.planner.bottleneck.reach_table import Ints
+from skyctl.planner.bottleneck.repeated_layers import StageEdges
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-
-if TYPE_CHECKING:
-    from skyctl.planner.bottleneck.reach_table import Ints
-    from skyctl.planner.bottleneck.repeated_layers import StageEdges
 
 ClassEdge = tuple[int, int]
 """(class of devices, edge)."""

@@ -11,7 +11,7 @@ from tests.planner.planner_problems import problem, random_problem, undecided
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import plan
 from skyctl.planner.cost_model import CostModel
-from skyctl.planner.explanation.infeasibility import _rounded_up, raise_infeasible
+from skyctl.planner.infeasibility import _rounded_up, raise_infeasible
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.problem import Problem
 
