@@ -13,7 +13,8 @@ from tests.planner.hybrid_plans import hybrid_plan
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_plan
 from skyctl.control.assignment import parse_assigned_shares
-from skyctl.control.plan_creation import PlanOptions, plan_best
+from skyctl.control.plan_creation import plan_best
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.plan_pairs import unlinked_pairs
 from skyctl.errors import InputError
 from skyctl.planner.api import plan

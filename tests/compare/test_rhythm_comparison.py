@@ -18,7 +18,7 @@ from skyctl.compare.report_page import render_report
 from skyctl.compare.sweeps import nodes_sweep, sweep_table
 from skyctl.control.comparison_job import ComparisonJob
 from skyctl.control.comparison_sweeps import plan_nodes
-from skyctl.control.plan_creation import PlanOptions
+from skyctl.control.plan_options import PlanOptions
 from skyctl.planner.drawn_steps import long_run_step_s
 from skyctl.records.base import parse
 from skyctl.records.measurement import Measurement, StepMeasurement, quantiles

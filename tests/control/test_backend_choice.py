@@ -17,8 +17,8 @@ from skyctl.control.backend_choice import (
     profile_over,
     replanned_choice,
 )
-from skyctl.control.plan_creation import PlanOptions
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.sum_benchmark import plan_sums
 from skyctl.errors import InputError
 from skyctl.records.backend import BackendChoice, BackendReason

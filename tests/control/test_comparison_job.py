@@ -13,7 +13,8 @@ from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.sweeps import nodes_sweep
 from skyctl.control import comparison_job, comparison_sweeps
 from skyctl.control.comparison_job import ComparisonJob
-from skyctl.control.plan_creation import PlanOptions, plan_best
+from skyctl.control.plan_creation import plan_best
+from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement
 from skyctl.records.plan import WorkloadRef

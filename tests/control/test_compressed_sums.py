@@ -10,8 +10,8 @@ from tests.control.profiles import device, profile
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_training_changes
 from skyctl.compare.sync_summary import describe_sync
-from skyctl.control.plan_creation import PlanOptions
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_overrides import override_problem
 from skyctl.control.training_changes import find_training_changes
 from skyctl.errors import InputError

@@ -11,7 +11,8 @@ from skyctl.compare.sync_summary import describe_sync
 from skyctl.compare.timeline import plan_timeline
 from skyctl.control.form_choice import in_form
 from skyctl.control.observations import correct_from_run
-from skyctl.control.plan_creation import PlanOptions, forms_left_out
+from skyctl.control.plan_creation import forms_left_out
+from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InputError
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement

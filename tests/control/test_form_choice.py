@@ -10,7 +10,8 @@ from tests.planner.hybrid_plans import hybrid_plan
 
 from skyctl.compare.form_summary import describe_forms, form_table, least_bound_s
 from skyctl.control.form_choice import FormResult, choose_among, choose_form, in_form
-from skyctl.control.plan_creation import PlanOptions, forms_left_out, plan_best
+from skyctl.control.plan_creation import forms_left_out, plan_best
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_overrides import override_problem
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner import api

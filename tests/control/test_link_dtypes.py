@@ -6,7 +6,7 @@ import pytest
 
 from skyctl import Plan, Problem, plan, predict, verify
 from skyctl.control.link_dtypes import encoded_links, parse_link_dtype, with_link_dtypes
-from skyctl.control.plan_creation import PlanOptions
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_overrides import override_problem
 from skyctl.errors import InputError
 from skyctl.records.problem import Device, Layer, Link, SharedResource

@@ -20,8 +20,9 @@ from skyctl.control.observations import (
     newest_evidence,
     observe_run,
 )
-from skyctl.control.plan_creation import PlanOptions, plan_run, problems_of
+from skyctl.control.plan_creation import plan_run, problems_of
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InputError
 from skyctl.files import newest_profile, profile_folder, read_record, recent_profiles, save_profile

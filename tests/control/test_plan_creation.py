@@ -12,8 +12,8 @@ from skyctl.compare.conclusion import conclude
 from skyctl.compare.outcome import pipeline_problem, summarize_outcomes
 from skyctl.control.assignment import parse_assign
 from skyctl.control.comparison_job import ComparisonJob, plan_strategies
-from skyctl.control.plan_creation import PlanOptions
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.records.plan import WorkloadRef
 

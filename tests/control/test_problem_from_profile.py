@@ -12,8 +12,8 @@ from skyctl.cli.command_output import Output
 from skyctl.cli.show_profile import warn_unmeasured
 from skyctl.control.corrections import Corrections
 from skyctl.control.figure_uncertainty import slice_uncertainty
-from skyctl.control.plan_creation import PlanOptions
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
 from skyctl.control.problem_overrides import override_problem
 from skyctl.errors import InfeasibleError, InputError, MismatchError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skyctl.control.plan_creation import PlanOptions, plan_best
+from skyctl.control.plan_creation import plan_best
+from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 

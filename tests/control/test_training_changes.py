@@ -7,7 +7,8 @@ from tests.planner.data_problems import data_problem
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_training_changes
-from skyctl.control.plan_creation import PlanOptions, plan_best
+from skyctl.control.plan_creation import plan_best
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.training_changes import find_training_changes
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.rhythm import Rhythm

@@ -92,7 +92,7 @@ def bench_sync(
     from skyctl.cli.show_plan import show_backend
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.node_sessions import connect_nodes, require_all
-    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.control.plan_options import PlanOptions
     from skyctl.control.sum_benchmark import gradients_source, plan_sums, sum_figures
     from skyctl.run.run_context import RunOptions
 

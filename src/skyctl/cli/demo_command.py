@@ -92,7 +92,7 @@ def demo(
 def make_demo_job() -> ComparisonJob:
     """The comparison of the demo: a small GPT on three local nodes, and a row `data` beside its pipelines."""
     from skyctl.control.comparison_job import ComparisonJob
-    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.control.plan_options import PlanOptions
     from skyctl.records.backend import DEFAULT_BACKEND
 
     request, loaded = DefaultedWorkloadOptions(batch_size=BATCH_SIZE).make_request(

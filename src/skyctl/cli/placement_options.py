@@ -27,7 +27,7 @@ from skyctl.cli.rhythm_options import RhythmOptions
 
 if TYPE_CHECKING:
     from skyctl.control.form_choice import ParallelChoice
-    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.control.plan_options import PlanOptions
     from skyctl.records.backend import BackendRequest
     from skyctl.records.cluster import Cluster
 
@@ -146,7 +146,7 @@ class PlacementOptions(RhythmOptions, BackendOptions):
             InputError: no such schedule or dtype, a pattern or an owner that names no node, or options that
                 do not go with local steps.
         """
-        from skyctl.control.plan_creation import PlanOptions
+        from skyctl.control.plan_options import PlanOptions
         from skyctl.control.round_owners import check_owners_form, check_rounds
 
         options = PlanOptions(

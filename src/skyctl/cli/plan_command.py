@@ -35,7 +35,7 @@ from skyctl.cli.placement_options import PlacementOptions
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.control.plan_options import PlanOptions
     from skyctl.records.plan import Plan
     from skyctl.records.profile import Profile
 

@@ -11,8 +11,9 @@ from skyctl.compare.sync_summary import SYNC_CHOICES, SyncRow, sync_choice, sync
 from skyctl.control.backend_choice import measures_gloo
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choose_among
 from skyctl.control.node_sessions import NodeSessions
-from skyctl.control.plan_creation import PlanOptions, forms_left_out
+from skyctl.control.plan_creation import forms_left_out
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.profiles import find_profile, probe_cluster
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest

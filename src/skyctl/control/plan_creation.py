@@ -3,155 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
 
 from skyctl.control.assignment import plan_assigned
-from skyctl.control.backend_choice import (
-    replanned_choice,
-)
+from skyctl.control.backend_choice import replanned_choice
 from skyctl.control.compressed_sums import with_matrices
 from skyctl.control.corrections import learn_corrections
-from skyctl.control.form_choice import (
-    DATA,
-    HYBRID,
-    PIPELINE,
-    ParallelChoice,
-    choose_form,
-    form_contradictions,
-    in_form,
-)
-from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
+from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, choose_form, form_contradictions, in_form
+from skyctl.control.link_dtypes import with_link_dtypes
 from skyctl.control.observations import correct_from_run
+from skyctl.control.plan_options import PlanOptions, rhythm_options
 from skyctl.control.plan_pairs import refuse_broken_pairs
 from skyctl.control.problem_from_profile import build_problem, measured_workload
 from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
 from skyctl.control.round_owners import with_rounds
-from skyctl.control.schedule_choice import (
-    AUTO,
-    ScheduleChoice,
-    ScheduleChooser,
-    promising_first,
-    with_schedule,
-)
+from skyctl.control.schedule_choice import AUTO, ScheduleChooser, promising_first, with_schedule
 from skyctl.control.step_factors import with_measured_factors, with_observed_factors
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import plan
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.transformer_blocks import model_parts
-from skyctl.records.backend import (
-    BackendChoice,
-    BackendRequest,
-)
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Objective, Parallel, Problem, SyncRoutes
+from skyctl.records.problem import Parallel, Problem
 from skyctl.records.profile import Profile
 from skyctl.records.rhythm import Rhythm
-from skyctl.records.sync_format import SyncFormat
 
-DEFAULT_TIME_LIMIT_S = 30.0
 FLOAT32 = "float32"
-STALENESS = "--staleness"
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """How to plan. None: the default, or with a problem file what that says.
-
-    Attributes:
-        schedule: the default for what was measured is ``auto`` (see ``schedule_choice.py``).
-        parallel: one pipeline; ``data``: every device that takes part holds all layers; ``hybrid``: several
-            pipelines; ``auto``: whichever is the simplest of those that are hardly slower than the fastest.
-        sync_format: what gradients are summed in, where there are several pipelines.
-        uncompressed_steps: with ``powersgd:R``, how many of a run's first steps are summed in float32.
-        sync: over which routes they are.
-        rhythm: when the sums take effect.
-        owners: with local steps, the nodes of each owner of data; ``all``: each node is one.
-        helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
-        assign: the user's own ranges, (device or node, start, stop) in pipeline order.
-        assign_shares: the user's own shares with ``data``, (device or node, microbatches).
-        whole_blocks: cut between transformer blocks only.
-        named: refuse layers whose names do not say what they are, before any search.
-        learn: use what runs have observed since the probe.
-        backend: what is to carry tensors between ranks; a choice: the one made for other plans of the same
-            comparison; None: the plan does not say, and reckons with what messages cost over ``skyctl``.
-        beside_pipeline: where every device holds all layers, look at a pipeline for the same batch, too.
-        left_out: forms that ``auto`` does not look at, and why.
-    """
-
-    strategy: str = "optimal"
-    parallel: ParallelChoice | None = None
-    sync_format: SyncFormat | None = None
-    uncompressed_steps: int | None = None
-    sync: SyncRoutes | None = None
-    rhythm: Rhythm | None = None
-    owners: Sequence[Sequence[str]] | Literal["all"] | None = None
-    helpers: Sequence[str] | None = None
-    schedule: ScheduleChoice | None = None
-    objective: Objective | None = None
-    microbatches: int | None = None
-    first_stage: Sequence[str] | None = None
-    last_stage: Sequence[str] | None = None
-    only_nodes: Sequence[str] | None = None
-    time_limit_s: float = DEFAULT_TIME_LIMIT_S
-    assign: Sequence[tuple[str, int, int]] | None = None
-    assign_shares: Sequence[tuple[str, int]] | None = None
-    whole_blocks: bool = False
-    named: bool = False
-    link_dtype: Sequence[LinkChoice] = ()
-    learn: bool = True
-    backend: BackendRequest | BackendChoice | None = None
-    beside_pipeline: bool = False
-    left_out: Mapping[Parallel, str] = field(default_factory=dict)
-
-    @property
-    def assigned(self) -> bool:
-        """Whether the plan is the user's own."""
-        return self.assign is not None or self.assign_shares is not None
-
-    def with_chosen_schedule(self) -> PlanOptions:
-        """The same, the schedule left to the planner where it is not given and there is one to choose."""
-        if self.schedule is None and self.parallel != DATA:
-            return replace(self, schedule=AUTO)
-        return self
-
-    def settled_form(self) -> PlanOptions:
-        """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
-        if self.parallel in (None, AUTO) and self.rhythm is not None and self.rhythm.is_rounds:
-            return replace(self, parallel=DATA)
-        if self.parallel != AUTO:
-            return self
-        if self.assign_shares is not None:
-            return replace(self, parallel=DATA)
-        # even and alone are what needs no choice: one pipeline, and one device
-        one = self.assign is not None or self.strategy in ("even", "alone")
-        return replace(self, parallel=PIPELINE) if one else self
-
-    def without_sums(self) -> PlanOptions:
-        """The same without what is asked of sums, for a plan that makes none or is to be plain."""
-        return replace(
-            self, sync_format=None, uncompressed_steps=None, sync=None, rhythm=None, owners=None, helpers=None
-        )
-
-    def sum_options(self) -> list[str]:
-        """The options given that say how gradients are summed."""
-        sums = {
-            "--sync-format": self.sync_format,
-            "--uncompressed-steps": self.uncompressed_steps,
-            "--sync": self.sync,
-        }
-        return [name for name, value in sums.items() if value is not None] + rhythm_options(self.rhythm)
-
-
-def rhythm_options(rhythm: Rhythm | None) -> list[str]:
-    """The options that ask for this rhythm; none where each sum is applied before the next step."""
-    if rhythm is None or rhythm.is_synchronous:
-        return []
-    if rhythm.is_stale:
-        return [STALENESS]
-    return ["--local-steps"] if rhythm.is_rounds else ["--sync-delay"]
 
 
 def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:

@@ -17,7 +17,8 @@ from skyctl.control.backend_choice import (
 )
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile
-from skyctl.control.plan_creation import PlanOptions, plan_best, problems_of
+from skyctl.control.plan_creation import plan_best, problems_of
+from skyctl.control.plan_options import PlanOptions
 from skyctl.planner.api import predict
 from skyctl.records.backend import AUTO, GLOO, NCCL, SKYCTL, Backend, BackendChoice, BackendReason
 from skyctl.records.plan import Plan, WorkloadRef

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from skyctl.control.compressed_sums import refuse_contradictions
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, STAGE_ORDERS, ParallelChoice
 from skyctl.control.link_dtypes import with_link_dtypes
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.round_owners import round_fields
 from skyctl.control.schedule_choice import AUTO
 from skyctl.errors import InputError, InvalidRecordError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
 from skyctl.records.problem import Problem
-
-if TYPE_CHECKING:
-    from skyctl.control.plan_creation import PlanOptions
 
 
 def override_problem(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InputError, InvalidRecordError
 from skyctl.inventory.yaml_document import nearest_word_hint
 from skyctl.records.base import describe
@@ -12,9 +13,6 @@ from skyctl.records.cluster import node_of
 from skyctl.records.problem import Parallel, Problem
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync_format import WEIGHT_FORMATS
-
-if TYPE_CHECKING:
-    from skyctl.control.plan_creation import PlanOptions
 
 
 def with_rounds(problem: Problem, options: PlanOptions) -> Problem:

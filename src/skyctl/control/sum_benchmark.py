@@ -14,8 +14,8 @@ from pathlib import Path
 from skyctl import workload
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.control.node_sessions import require_all
-from skyctl.control.plan_creation import PlanOptions
 from skyctl.control.plan_from_profile import plan_profile
+from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InfeasibleError, InputError, NodeError, SkyctlError, UndecidedError
 from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.tree_layouts import pack_set

@@ -17,7 +17,8 @@ from skyctl.control.backend_choice import costs_of, profile_over, replanned_choi
 from skyctl.control.corrections import Corrections
 from skyctl.control.form_choice import PIPELINE, in_form
 from skyctl.control.observations import gather_evidence, tells_layer_times
-from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
+from skyctl.control.plan_creation import plan_best, plan_problem
+from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.step_factors import with_observed_factors
