@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyctl.records.plan import Pipeline, Plan
+from skyctl.records.pipeline import Pipeline
+from skyctl.records.plan import Plan
 
 
 def with_stage(plan: Plan, number: int, **update: Any) -> Plan:

@@ -18,15 +18,8 @@ from skyctl.records.measurement import (
     StepMeasurement,
     quantiles,
 )
-from skyctl.records.plan import (
-    Certificate,
-    Pipeline,
-    PlacedStage,
-    Plan,
-    Prediction,
-    ReplicaPrediction,
-    Unused,
-)
+from skyctl.records.pipeline import Pipeline, PlacedStage
+from skyctl.records.plan import Certificate, Plan, Prediction, ReplicaPrediction, Unused
 from skyctl.records.problem import Device, Layer, Problem
 
 MakeOutcome = Callable[..., StrategyOutcome]

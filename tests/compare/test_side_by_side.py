@@ -18,16 +18,8 @@ from skyctl.compare.report_page import render_report
 from skyctl.compare.sync_summary import SyncChoice, sync_choice, sync_rows, sync_table
 from skyctl.compare.timeline import IDLE, plan_timeline
 from skyctl.planner.plan_record import pipeline_simulations
-from skyctl.records.plan import (
-    Certificate,
-    FormOutcome,
-    Pipeline,
-    PlacedStage,
-    Plan,
-    Prediction,
-    ReplicaPrediction,
-    WorkloadRef,
-)
+from skyctl.records.pipeline import Pipeline, PlacedStage
+from skyctl.records.plan import Certificate, FormOutcome, Plan, Prediction, ReplicaPrediction, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Problem
 from skyctl.records.sync import Route, Sync, SyncGroup
 

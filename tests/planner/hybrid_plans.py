@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.planner.data_problems import data_problem
 
 from skyctl.planner.routes.route_layouts import Layout, route_records
-from skyctl.records.plan import Certificate, Pipeline, PlacedStage, Plan, Prediction, ReplicaPrediction
+from skyctl.records.pipeline import Pipeline, PlacedStage
+from skyctl.records.plan import Certificate, Plan, Prediction, ReplicaPrediction
 from skyctl.records.sync import Sync, SyncGroup
 
 BUSY_S = {"n0/cpu:0": 9.0, "n1/cpu:0": 9.0, "n2/cpu:0": 6.0}

@@ -14,15 +14,8 @@ from tests.plan_changes import with_stage
 from skyctl.checkpoint.recovery import RestorePoint, ShardSource
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node
-from skyctl.records.plan import (
-    Certificate,
-    Machine,
-    Pipeline,
-    PlacedStage,
-    Plan,
-    Prediction,
-    ReplicaPrediction,
-)
+from skyctl.records.pipeline import Pipeline, PlacedStage
+from skyctl.records.plan import Certificate, Machine, Plan, Prediction, ReplicaPrediction
 from skyctl.records.problem import Device, Layer, Link, Problem, Tie
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Route, Sync, SyncGroup

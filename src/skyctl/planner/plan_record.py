@@ -13,15 +13,8 @@ from skyctl.planner.rhythms import Step
 from skyctl.planner.routes.route_layouts import Layout, device_routes, route_records
 from skyctl.planner.step import predict_step
 from skyctl.planner.step_costs import StepCosts
-from skyctl.records.plan import (
-    Certificate,
-    Pipeline,
-    PlacedStage,
-    Plan,
-    ProofStatus,
-    Strategy,
-    Unused,
-)
+from skyctl.records.pipeline import Pipeline, PlacedStage
+from skyctl.records.plan import Certificate, Plan, ProofStatus, Strategy, Unused
 from skyctl.records.problem import Problem
 from skyctl.records.sync import Sync, SyncGroup
 from skyctl.schedule.simulation_input import SimulationInput

@@ -19,7 +19,8 @@ from skyctl.planner.plan_record import make_certificate, read_candidate
 from skyctl.planner.problem_parts import with_layers_joined
 from skyctl.planner.step import play, predict_step
 from skyctl.planner.step_costs import StepCosts
-from skyctl.records.plan import Pipeline, Plan, WholeBlocksProof
+from skyctl.records.pipeline import Pipeline
+from skyctl.records.plan import Plan, WholeBlocksProof
 from skyctl.records.problem import Layer, Problem
 
 BLOCK = re.compile(r"(?:^|\.)(?:blocks?|layers?|h)\.(\d+)(?:\.|$)")

@@ -9,8 +9,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from skyctl.errors import InputError
 from skyctl.records.backend import BackendChoice
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.cluster import node_of
 from skyctl.records.interval import Interval
-from skyctl.records.owners import check_local_steps
+from skyctl.records.pipeline import Pipeline, PlacedStage
 from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.stale_prediction import StalePrediction
 from skyctl.records.sync import RoutePrices, Sync, check_sync
@@ -45,47 +46,6 @@ class Machine(Record):
     threads: Count | None
     python: str
     torch: str
-
-
-class PlacedStage(Record):
-    """Layers [start, stop) on one device, and how many microbatches it keeps in flight.
-
-    ``recompute``: keeps only its layers' inputs and computes the rest again in the backward.
-    ``weights_behind``: under ``zero-bubble``, by how many microbatches weight gradients follow the backward.
-    """
-
-    start: Index
-    stop: Count
-    device: Name
-    in_flight: Count
-    recompute: bool = since(2, False)
-    weights_behind: Index = since(2, 0)
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> PlacedStage:
-        if self.stop <= self.start:
-            raise ValueError(f"a stage's range [{self.start}, {self.stop}) is empty")
-        return self
-
-
-class Pipeline(Record):
-    """A row of stages over all layers, and how many of a step's microbatches go through it.
-
-    ``local_steps``: steps that it makes by itself in a round; None: gradients are summed in every step.
-    """
-
-    stages: Seq[PlacedStage] = Field(min_length=1)
-    microbatches: Count
-    local_steps: Count | None = since(11, None)
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Pipeline:
-        at = 0
-        for stage in self.stages:
-            if stage.start != at:
-                raise ValueError(f"stages must follow each other: one starts at {stage.start}, expected {at}")
-            at = stage.stop
-        return self
 
 
 class GridReplica(Record):
@@ -386,9 +346,33 @@ class Plan(FileRecord):
             raise ValueError(
                 f"the pipelines take {total} microbatches, the problem has {self.problem.microbatches}"
             )
-        check_sync(self)
-        check_local_steps(self)
+        check_sync(self.sync, self.pipelines, self.problem)
+        _check_local_steps(self)
         return self
+
+
+def _check_local_steps(plan: Plan) -> None:
+    """Raises ValueError where a plan's local steps, sum or pipelines are not what its problem asks for."""
+    rounds = plan.problem.rhythm.is_rounds
+    if any((pipeline.local_steps is not None) != rounds for pipeline in plan.pipelines):
+        raise ValueError("pipelines have local_steps where the problem's rhythm has them, and only there")
+    if plan.sync is not None and (plan.sync.of == "weights") != rounds:
+        raise ValueError(f"the plan sums {plan.sync.of}, and local steps end with a sum of weights")
+    owners = plan.problem.owners
+    if owners is not None and len(owners) != len(plan.pipelines):
+        raise ValueError(f"the plan has {len(plan.pipelines)} pipelines for {len(owners)} owners")
+    for number, (owner, pipeline) in enumerate(zip(owners or (), plan.pipelines, strict=False)):
+        if pipeline.microbatches != plan.problem.microbatches:
+            raise ValueError(
+                f"pipeline {number} takes {pipeline.microbatches} microbatches; of its own batches an owner "
+                f"computes all {plan.problem.microbatches}"
+            )
+        for stage in pipeline.stages:
+            if node_of(stage.device) not in owner:
+                raise ValueError(
+                    f"pipeline {number} trains on the data of {'+'.join(owner)}, and "
+                    f"{stage.device!r} is not its owner's"
+                )
 
 
 def _as_list(value: object, where: str) -> list[Any]:

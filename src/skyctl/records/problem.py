@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -19,9 +20,9 @@ from skyctl.records.base import (
     Seq,
     since,
 )
-from skyctl.records.owners import check_rounds
+from skyctl.records.cluster import node_of
 from skyctl.records.rhythm import Rhythm
-from skyctl.records.sync_format import SyncFormat, powersgd_rank
+from skyctl.records.sync_format import WEIGHT_FORMATS, SyncFormat, powersgd_rank
 
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
@@ -230,7 +231,7 @@ class Problem(FileRecord):
                     f"ties: layers must ascend below {len(self.layers)}, they are {list(tie.layers)}"
                 )
         _compressible(self)
-        check_rounds(self)
+        _check_rounds(self)
         _computable(self)
         return self
 
@@ -277,6 +278,55 @@ def _compressible(problem: Problem) -> None:
                 f"layer {layer.name!r}: its gradient_matrices have {matrices:.6g} bytes in float32, and its "
                 f"gradient_bytes are {layer.gradient_bytes:.6g}"
             )
+
+
+def _check_rounds(problem: Problem) -> None:
+    """Raises ValueError where local steps do not go with the rest of a problem, or its owners' nodes."""
+    rhythm, owners = problem.rhythm, problem.owners
+    if not rhythm.is_rounds:
+        if owners is not None:
+            raise ValueError("owners are of a problem whose rhythm has local_steps")
+        return
+    if problem.parallel == "pipeline" or (problem.parallel == "hybrid" and owners is None):
+        raise ValueError(
+            "local steps without owners are of devices that hold all layers each: parallel 'data'"
+        )
+    if problem.sync_format not in WEIGHT_FORMATS:
+        raise ValueError(f"weights are averaged as {', '.join(WEIGHT_FORMATS)}, not as {problem.sync_format}")
+    if problem.sync in ("server", "trees") or problem.helpers:
+        raise ValueError(
+            "weights are averaged over a ring or a star of those that hold them, without helpers"
+        )
+    if owners is None:
+        if isinstance(rhythm.local_steps, tuple):
+            raise ValueError("a number of local steps for each owner is of a problem with owners")
+        if (
+            rhythm.clients_per_round is not None
+            or rhythm.drop_stragglers
+            or rhythm.round_deadline_s is not None
+        ):
+            raise ValueError("clients, stragglers and deadlines are of a problem with owners")
+        return
+    _check_owners(problem, owners)
+
+
+def _check_owners(problem: Problem, owners: Sequence[Sequence[str]]) -> None:
+    """Raises ValueError where an owner's node has no device, or two owners have the same."""
+    rhythm = problem.rhythm
+    there = {node_of(device.id) for device in problem.devices}
+    named = [node for owner in owners for node in owner]
+    if not owners or not all(owners):
+        raise ValueError("owners: each has one node or more, and there is one owner at least")
+    for node in named:
+        if node not in there:
+            raise ValueError(f"owners names node {node!r}, which has no device in devices")
+    if len(set(named)) < len(named):
+        twice = next(node for node in named if named.count(node) > 1)
+        raise ValueError(f"owners: node {twice!r} belongs to two owners")
+    if rhythm.clients_per_round is not None and rhythm.clients_per_round > len(owners):
+        raise ValueError(f"{rhythm.clients_per_round} clients a round, and there are {len(owners)} owners")
+    if isinstance(rhythm.local_steps, tuple) and len(rhythm.local_steps) != len(owners):
+        raise ValueError(f"{len(rhythm.local_steps)} numbers of local steps for {len(owners)} owners")
 
 
 def _need(device: str, known: set[str], where: str) -> None:

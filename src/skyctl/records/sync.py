@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.pipeline import Pipeline
+from skyctl.records.problem import Problem
 from skyctl.records.sync_format import SyncFormat, powersgd_rank
-
-if TYPE_CHECKING:
-    from skyctl.records.plan import Plan
 
 
 class Route(Record):
@@ -130,19 +130,20 @@ def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, chi
         leading.update(way)
 
 
-def check_sync(plan: Plan) -> None:
+def check_sync(sync: Sync | None, pipelines: Sequence[Pipeline], problem: Problem) -> None:
     """Raises ValueError where what the pipelines sum is not what they hold together."""
-    if plan.sync is None:
-        if len(plan.pipelines) > 1:
+    if sync is None:
+        if len(pipelines) > 1:
             raise ValueError("several pipelines need a sync: nothing says how their gradients are summed")
         return
-    known = {device.id for device in plan.problem.devices}
+    known = {device.id for device in problem.devices}
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     at = 0
-    for group in plan.sync.groups:
+    for group in sync.groups:
         if group.start != at or group.stop <= group.start:
             raise ValueError(f"sync groups must follow each other: one is [{group.start}, {group.stop})")
         at = group.stop
-        holders = {s.device for s in plan.placed_stages if s.start < group.stop and s.stop > group.start}
+        holders = {s.device for s in stages if s.start < group.stop and s.stop > group.start}
         for route in group.routes:
             for edges in (route.up, route.down):
                 there = {route.root} | {device for edge in edges for device in edge}
@@ -154,5 +155,5 @@ def check_sync(plan: Plan) -> None:
                     raise ValueError(
                         f"a route names {sorted(there - known)[0]!r}, which is not in the problem"
                     )
-    if at != len(plan.problem.layers):
-        raise ValueError(f"sync groups cover {at} layers, the problem has {len(plan.problem.layers)}")
+    if at != len(problem.layers):
+        raise ValueError(f"sync groups cover {at} layers, the problem has {len(problem.layers)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyctl.records.plan import Pipeline, Plan
+from skyctl.records.pipeline import Pipeline
+from skyctl.records.plan import Plan
 from skyctl.worker.rank_order import ReplicaOrder, Unlike
 
 

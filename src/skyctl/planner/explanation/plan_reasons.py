@@ -10,7 +10,8 @@ from skyctl.planner.cost_model import CostModel, StageAssignment
 from skyctl.planner.evaluation import least_execution, simulate_step, stage_works_s
 from skyctl.planner.plan_record import read_placement
 from skyctl.planner.stage_memory import human_bytes
-from skyctl.records.plan import PlacedStage, Plan
+from skyctl.records.pipeline import PlacedStage
+from skyctl.records.plan import Plan
 
 BUSY = 0.95
 """A stage with this share of the largest stage's work is not held back by its memory."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from skyctl.errors import InfeasibleError
 from skyctl.planner.pipeline_plan import plan_pipeline
 from skyctl.planner.problem_parts import with_layers_joined
-from skyctl.records.plan import PlacedStage, Strategy
+from skyctl.records.pipeline import PlacedStage
+from skyctl.records.plan import Strategy
 from skyctl.records.problem import Problem
 
 TIES_HINT = (

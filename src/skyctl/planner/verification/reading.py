@@ -22,7 +22,8 @@ from skyctl.planner.verification.routes import (
     ways_from_root,
 )
 from skyctl.planner.verification.verdict import TOLERANCE
-from skyctl.records.plan import Pipeline, Plan
+from skyctl.records.pipeline import Pipeline
+from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem, SyncRoutes
 from skyctl.records.sync import Sync
 
