@@ -28,4 +28,4 @@ def as_plan(hybrid: Plan, pipelines: Sequence[Assignment], shares: Sequence[int]
         return None
     proof = make_certificate(step.iteration_s, None, proved=False, method="as it was given", wall_s=0.0)
     kept = {"workload": hybrid.workload, "machines": hybrid.machines, "encrypted": hybrid.encrypted}
-    return make_plan(model, "heuristic", step, proof, ()).model_copy(update=kept)
+    return make_plan(model, "heuristic", step, proof, lambda _: "not assigned").model_copy(update=kept)

@@ -150,5 +150,5 @@ def _made_plan(
     if result.witness is not None and is_proved_by_witness(model.problem, proof, result.witness):
         proof = proof.model_copy(update={"witness": result.witness})
     step = play(costs, Candidate((PlannedPipeline(placement, execution, model.microbatches),)))
-    unused = explain_unused(model, strategy, placement, proof, whole_blocks=whole_blocks)
-    return make_plan(costs, strategy, step, proof, unused)
+    why = explain_unused(model, strategy, placement, proof, whole_blocks=whole_blocks)
+    return make_plan(costs, strategy, step, proof, why.__getitem__)

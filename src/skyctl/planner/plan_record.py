@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from skyctl.errors import InputError
@@ -12,7 +12,7 @@ from skyctl.planner.evaluation import StageExecution
 from skyctl.planner.rhythms import Step
 from skyctl.planner.routes.route_layouts import Layout, device_routes, route_records
 from skyctl.planner.step import predict_step
-from skyctl.planner.step_costs import StepCosts
+from skyctl.planner.step_costs import StepCosts, helpers_on
 from skyctl.records.pipeline import Pipeline, PlacedStage
 from skyctl.records.plan import Certificate, Plan, ProofStatus, Strategy, Unused
 from skyctl.records.problem import Problem
@@ -39,16 +39,18 @@ def make_certificate(
 
 
 def make_plan(
-    costs: StepCosts, strategy: Strategy, step: Step, proof: Certificate, unused: Sequence[Unused]
+    costs: StepCosts, strategy: Strategy, step: Step, proof: Certificate, why: Callable[[int], str]
 ) -> Plan:
-    """The record of a step's candidate. ``proof``: what is known of it; ``unused``: devices, and why."""
+    """The record of a step's candidate, with what is known of it, and why each device is unused that is."""
     rounds, pipelines = costs.problem.rhythm.is_rounds, step.candidate.pipelines
+    used = {stage.device for placement in step.candidate.placements for stage in placement}
+    used |= {d for sum_ in step.candidate.sums for d in helpers_on(sum_.routed.use, sum_.holders)}
     return Plan(
         form="pipelines" if rounds or len(pipelines) > 1 else "grid",
         strategy=strategy,
         problem=costs.problem,
         pipelines=tuple(_pipeline_record(costs, one, rounds=rounds) for one in pipelines),
-        unused=tuple(unused),
+        unused=tuple(Unused(device=name, reason=why(d)) for d, name in enumerate(costs.ids) if d not in used),
         predicted=predict_step(costs, step),
         certificate=proof,
         sync=_sync_record(costs, step.candidate.sums),

@@ -225,10 +225,10 @@ def _made_plan(
     )
     if found is not None and found.prices:
         proof = proof.model_copy(update={"witness": Witness(route_prices=found.prices)})
-    unused = explain_unused(model, strategy, placed, proof, limit.until)
+    why = explain_unused(model, strategy, placed, proof, limit.until)
     candidate = placed.candidate(model)
     if not model.problem.rhythm.is_stale or not candidate.sums:
-        return make_plan(model, strategy, play(model, candidate), proof, unused)
+        return make_plan(model, strategy, play(model, candidate), proof, why)
     root = candidate.pipelines[root_of(candidate)]
     others = (one for one in candidate.pipelines if one != root)
     step = play(model, candidate._replace(pipelines=(root, *others)))
@@ -240,4 +240,4 @@ def _made_plan(
         method=f"{method}; {SERVER_METHOD}",
         wall_s=proof.wall_s,
     )
-    return make_plan(model, strategy, step, served, unused)
+    return make_plan(model, strategy, step, served, why)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import count
 
 from skyctl.planner.data.data_placement import (
     DataPlacement,
@@ -14,14 +15,13 @@ from skyctl.planner.data.data_placement import (
 )
 from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.data.holder_shortage import shortage_words
+from skyctl.planner.explanation import unused_devices
 from skyctl.planner.sum_costs import MOST_HELPERS
-from skyctl.records.plan import Certificate, Plan, Strategy, Unused
+from skyctl.records.plan import Certificate, Plan, Strategy
 from skyctl.records.problem import MOST_MICROBATCHES
 
-NOTABLE = 0.0005
 SAID: Mapping[Strategy, str] = {
-    "alone": "one device trains alone",
-    "assigned": "not assigned",
+    **unused_devices.SAID,
     "even": "it is to help, and the routes of equal shares do without it",
 }
 """Where the strategy alone says why a device is unused."""
@@ -93,27 +93,24 @@ class _OneMore:
 
 def explain_unused(
     model: HolderCosts, strategy: Strategy, placed: DataPlacement, proof: Certificate, deadline: float
-) -> tuple[Unused, ...]:
-    """The devices that hold nothing and do not help, and why.
+) -> Callable[[int], str]:
+    """Why a device holds nothing and does not help.
 
     ``deadline``: when to look no further for what a device would cost, in seconds of ``time.perf_counter``.
     """
-    busy = {*placed.holders, *placed.group.helpers}
-    idle = [d for d in range(len(model.ids)) if d not in busy]
-    if strategy in SAID:
-        return tuple(Unused(device=model.ids[d], reason=SAID[strategy]) for d in idle)
-    known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
-    out = []
-    looked_at = 0
+    if (said := SAID.get(strategy)) is not None:
+        return lambda _: said
+    known = unused_devices.known_without(proof)
+    looked_at = count(len(placed.holders) + 2, len(placed.holders) + 2)
     beside = _Beside(model, placed.holders, deadline)
-    for d in idle:
-        reason = _kept_out(model, placed, d)
-        if reason is None:
-            looked_at += len(placed.holders) + 2
-            may_look = looked_at <= MOST_LAYOUTS and time.perf_counter() < deadline
-            reason = _unpaid(model, placed, d, beside, known) if may_look else known
-        out.append(Unused(device=model.ids[d], reason=reason))
-    return tuple(out)
+
+    def why(device: int) -> str:
+        if (fact := _kept_out(model, placed, device)) is not None:
+            return fact
+        may_look = next(looked_at) <= MOST_LAYOUTS and time.perf_counter() < deadline
+        return _unpaid(model, placed, device, beside, known) if may_look else known
+
+    return why
 
 
 def _kept_out(model: HolderCosts, placed: DataPlacement, device: int) -> str | None:
@@ -148,7 +145,7 @@ def _unpaid(model: HolderCosts, placed: DataPlacement, device: int, beside: _Bes
     if added is None:
         return f"{known}; with it, no way to sum gradients fits in memory"
     change = added.iteration_s / placed.iteration_s - 1 if placed.iteration_s > 0 else 0.0
-    slower = _slower(change) if change > NOTABLE else "no faster"
+    slower = _slower(change) if change > unused_devices.NOTABLE else "no faster"
     share = added.shares[added.holders.index(device)]
     reason = (
         f"{known}; with it a step would be {slower} ({added.iteration_s:.3g} s): it would take {share} of "
@@ -165,8 +162,7 @@ def _slower(change: float) -> str:
     """A step that takes ``change`` more, relative, in words: ``12% slower``, ``3.4 times as long``."""
     if change >= 1:
         return f"{1 + change:.3g} times as long"
-    percent = 100 * change
-    return f"{percent:.0f}% slower" if percent >= 9.5 else f"{percent:.2g}% slower"
+    return f"{unused_devices.percent_text(change)} slower"
 
 
 def least_paying(plan: Plan) -> tuple[int, str] | None:

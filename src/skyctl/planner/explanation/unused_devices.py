@@ -8,7 +8,7 @@ most promising ones one by one, as many as ``ACTIONS`` allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.pipeline_depth import choose_execution
 from skyctl.planner.stage_memory import human_bytes
-from skyctl.records.plan import Certificate, Strategy, Unused
+from skyctl.records.plan import Certificate, Strategy
 
 ACTIONS = 200_000
 """Forwards and backwards simulated for all reasons together, about 0.1 s."""
@@ -25,7 +25,8 @@ MOST_SIMULATIONS = 200
 TABLES = 2_000_000
 """Stages × layers from which on nothing is simulated: the prefix sums as lists would fill the memory."""
 NOTABLE = 0.0005
-PROVED = "the plan is proved best without it"
+SAID: Mapping[Strategy, str] = {"alone": "one device trains alone", "assigned": "not assigned"}
+"""The strategies that alone say why a device is unused."""
 PROVED_AMONG_WHOLE_BLOCKS = "proved: the best plan of whole blocks does without it"
 
 Array = npt.NDArray[np.float64]
@@ -39,8 +40,8 @@ def explain_unused(
     proof: Certificate,
     *,
     whole_blocks: bool = False,
-) -> tuple[Unused, ...]:
-    """The devices that hold no stage, and why.
+) -> dict[int, str]:
+    """By device that holds no stage, why.
 
     ``whole_blocks``: the problem's layers are whole transformer blocks, and what is proved holds among such
     plans only.
@@ -48,17 +49,14 @@ def explain_unused(
     used = {stage.device for stage in placement}
     idle = [d for d in range(model.devices) if d not in used]
     if not idle:
-        return ()
+        return {}
     if model.layers <= len(placement):
-        few = "only 1 layer" if model.layers == 1 else f"only {model.layers} layers"
-        return tuple(Unused(device=model.ids[d], reason=few) for d in idle)
-    if strategy == "assigned":
-        return tuple(Unused(device=model.ids[d], reason="not assigned") for d in idle)
-    if strategy == "alone":
-        return tuple(Unused(device=model.ids[d], reason="one device trains alone") for d in idle)
-    known = "no faster plan with it was found"
-    if proof.status == "optimal":
-        known = PROVED_AMONG_WHOLE_BLOCKS if whole_blocks else PROVED
+        return dict.fromkeys(idle, "only 1 layer" if model.layers == 1 else f"only {model.layers} layers")
+    if strategy in SAID:
+        return dict.fromkeys(idle, SAID[strategy])
+    known = known_without(proof, "no faster plan with it was found")
+    if proof.status == "optimal" and whole_blocks:
+        known = PROVED_AMONG_WHOLE_BLOCKS
     least = min(x.state_bytes + x.activation_bytes + x.workspace_bytes for x in model.problem.layers)
     reasons = {d: _kept_out(model, d, least) for d in idle}
     alike: dict[object, list[int]] = {}
@@ -75,7 +73,12 @@ def explain_unused(
         simulations -= played
         possible = places.possible(group[0])
         reasons.update(dict.fromkeys(group, _reason(model, proof, known, possible, cost)))
-    return tuple(Unused(device=model.ids[d], reason=reasons[d] or "") for d in idle)
+    return {d: reasons[d] or "" for d in idle}
+
+
+def known_without(proof: Certificate, otherwise: str = "no faster plan was found") -> str:
+    """Whether any plan with an unused device may be better, in words."""
+    return "the plan is proved best without it" if proof.status == "optimal" else otherwise
 
 
 def _needs_simulation(model: CostModel) -> bool:

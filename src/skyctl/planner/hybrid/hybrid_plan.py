@@ -7,6 +7,7 @@ import time
 from typing import NoReturn
 
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.planner.explanation.unused_devices import known_without
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch, is_small, search_exactly
 from skyctl.planner.hybrid.hybrid_bound import HybridBound, hybrid_bound
 from skyctl.planner.hybrid.hybrid_model import HybridModel
@@ -14,11 +15,10 @@ from skyctl.planner.hybrid.hybrid_search import search_hybrids
 from skyctl.planner.hybrid.set_bound import set_bound_s
 from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.planner.requirements import require_consistent
-from skyctl.planner.rhythms import Step
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
 from skyctl.planner.verification.step import CheckedStep
-from skyctl.records.plan import Certificate, Plan, Strategy, Unused, Witness
+from skyctl.records.plan import Certificate, Plan, Strategy, Witness
 from skyctl.records.problem import Problem
 
 BOUND_MARGIN = 1e-9
@@ -64,7 +64,8 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     if bound is not None:
         proof = _bounded(problem, proof, bound)
         proof = _bounded_by_sets(proof, set_bound_s(model, proof.value_s, began + time_limit_s))
-    return make_plan(model, strategy, found.best, proof, _explain_unused(model, found.best, proof))
+    known = known_without(proof)
+    return make_plan(model, strategy, found.best, proof, lambda d: _no_room(model, d) or known)
 
 
 def _bound_by_prices(model: HybridModel, deadline: float) -> HybridBound | None:
@@ -146,17 +147,6 @@ def raise_if_hopeless(model: HybridModel) -> None:
             f"{human_bytes(max(0.0, room))} together",
             hint="--parallel pipeline holds the layers once",
         )
-
-
-def _explain_unused(model: HybridModel, step: Step, proof: Certificate) -> tuple[Unused, ...]:
-    """The devices that hold no stage, and why."""
-    busy = {stage.device for placement in step.candidate.placements for stage in placement}
-    known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
-    return tuple(
-        Unused(device=model.ids[d], reason=_no_room(model, d) or known)
-        for d in range(model.devices)
-        if d not in busy
-    )
 
 
 def _no_room(model: HybridModel, device: int) -> str | None:

@@ -25,7 +25,7 @@ from skyctl.planner.stage_memory import fits_device, human_bytes
 from skyctl.planner.step import play
 from skyctl.records.cluster import node_of
 from skyctl.records.owners import owner_names
-from skyctl.records.plan import Plan, Prediction, Strategy, Unused
+from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 from skyctl.schedule.batch_shares import best_shares
 
@@ -216,16 +216,12 @@ def _made_plan(
     """
     step = _step(model, pipelines)
     wall_s = time.perf_counter() - began
-    used = {stage.device for one in pipelines for stage in one.placement}
     owned = {node for owner in model.problem.owners or () for node in owner}
     other = "no shorter round was found" if model.problem.owners is None else "it belongs to no owner"
-    unused = [
-        Unused(device=name, reason=FASTER if node_of(name) in owned else other)
-        for d, name in enumerate(model.ids)
-        if d not in used
-    ]
     proof = make_certificate(step.iteration_s, None, proved=False, method=method, wall_s=wall_s)
-    made = make_plan(model, strategy, step, proof, unused)
+    made = make_plan(
+        model, strategy, step, proof, lambda d: FASTER if node_of(model.ids[d]) in owned else other
+    )
     _require_room(model.problem, made.predicted)
     return made
 
