@@ -13,8 +13,8 @@ import numpy as np
 from skyctl.planner.candidate import AS_MEASURED, Candidate, PlannedPipeline, arriving_edges, layer_groups
 from skyctl.planner.cost_model import Placement, StageAssignment
 from skyctl.planner.evaluation import least_execution
+from skyctl.planner.fastest_groups import FastestGroups
 from skyctl.planner.rhythms import Step, StepEnds
-from skyctl.planner.routes.fastest_groups import FastestGroups
 from skyctl.planner.step import play_alone, play_together, rhythm_of
 from skyctl.planner.step_costs import StepCosts
 from skyctl.planner.sum_costs import buffer_bytes

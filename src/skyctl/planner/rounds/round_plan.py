@@ -15,12 +15,12 @@ from skyctl.planner.candidate import Candidate, PlannedPipeline, layer_groups
 from skyctl.planner.cost_model import StageAssignment
 from skyctl.planner.data.holder_costs import HolderCosts
 from skyctl.planner.evaluation import StageExecution
+from skyctl.planner.fastest_groups import FastestGroups
 from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.planner.problem_parts import with_devices
 from skyctl.planner.requirements import require_consistent
 from skyctl.planner.rhythms import Step
 from skyctl.planner.rounds.owner_plan import plan_owner
-from skyctl.planner.routes.fastest_groups import FastestGroups
 from skyctl.planner.stage_memory import fits_device, human_bytes
 from skyctl.planner.step import play
 from skyctl.records.cluster import node_of
