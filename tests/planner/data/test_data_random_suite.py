@@ -126,3 +126,10 @@ def brute_force_fits(problem):
     except InfeasibleError:
         return False
     return True
+
+
+@pytest.mark.parametrize("seed", [11, 17])
+def test_lines_too_far_apart_for_the_solver_are_planned_all_the_same(seed):
+    problem = harsh_data_problem(seed)
+    made = plan(problem, time_limit_s=5.0)
+    assert verify(problem, made).ok

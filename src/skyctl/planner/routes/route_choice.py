@@ -19,6 +19,9 @@ MANY_DEVICES = 16
 MOST_TREES = 400
 """Trees that are shared among at a time, those of the packing's own routes before others."""
 
+WORTH = 1e6
+"""A tree that takes so many times as long as the quickest has no share that counts."""
+
 
 def route_choices(
     network: RouteNetwork, packing: Packing, edge_s: Callable[[Pair], float] = lambda _: 1.0
@@ -77,15 +80,18 @@ class _Chooser:
         """(routes with the least seconds a byte, those seconds)."""
         uses = [self._pricing.use_of(tree) for tree in trees]
         most = [float(use.seconds.max(initial=0.0)) for use in uses]
-        if min(most) <= 0:
-            return (RouteShare(1.0, trees[most.index(min(most))]),), 0.0
-        program = SharesProgram(min(most))
-        for use in uses:
-            program.add(use.resources, use.seconds)
+        least_s = min(most)
+        quickest = (RouteShare(1.0, trees[most.index(least_s)]),)
+        if least_s <= 0:
+            return quickest, 0.0
+        worth = [k for k, seconds in enumerate(most) if seconds <= WORTH * least_s]
+        program = SharesProgram(least_s)
+        for k in worth:
+            program.add(uses[k].resources, uses[k].seconds)
         solved = program.solve()
-        if solved is None:
-            raise ArithmeticError("the linear program of shares has no solution")
-        routes = tuple(RouteShare(float(x), tree) for x, tree in zip(solved[0], trees, strict=True) if x > 0)
+        if solved is None:  # numbers too far apart for the solver: what is known is as good as one tree
+            return quickest, least_s
+        routes = tuple(RouteShare(float(x), trees[k]) for x, k in zip(solved[0], worth, strict=True) if x > 0)
         return routes, self._pricing.busiest_byte_s(routes)
 
     def thin(self, routes: Sequence[RouteShare], byte_s: float) -> tuple[RouteShare, ...]:
