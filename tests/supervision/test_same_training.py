@@ -12,6 +12,7 @@ from skyctl.errors import InputError
 from skyctl.planner.api import plan
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.rhythm import Rhythm
+from skyctl.run.change_notes import round_notes
 from skyctl.supervision.resume import check_same_training
 from skyctl.supervision.stored_checkpoints import StoredRun
 
@@ -55,3 +56,14 @@ def test_owners_may_leave_and_come_back() -> None:
     check(left, whole)
     check(made("auto", ALL), made("auto", ALL[:2]))
     check(made(None), made(None, delay=1, undelayed_steps=2))
+
+
+def test_other_numbers_of_a_rounds_average_are_told() -> None:
+    known = made(4, outer_lr=0.7, outer_momentum=0.9)
+    other = made(4, outer_lr=0.5, outer_momentum=0.9, prox_mu=0.1)
+    check(known, other)
+    assert round_notes(known, known) == []
+    assert round_notes(known, other) == [
+        "rounds go on with --prox-mu 0.1 (it was 0), --outer-lr 0.5 (it was 0.7)"
+    ]
+    assert round_notes(made(None), other) == [], "refused anyway"

@@ -11,10 +11,30 @@ from skyctl.records.plan import Plan
 def change_notes(had: Plan, made: Plan) -> list[str]:
     """What a run that goes on with ``made`` in place of ``had`` does otherwise; most plans change nothing."""
     notes = (_form_note(had, made), _rhythm_note(had, made), _alone_note(had, made), backend_note(had, made))
-    return [note for note in (*notes, local_steps_note(had, made)) if note is not None]
+    return [note for note in notes if note is not None] + round_notes(had, made)
 
 
-def local_steps_note(had: Plan, made: Plan) -> str | None:
+def round_notes(had: Plan, made: Plan) -> list[str]:
+    """What rounds do otherwise; nothing where one of the plans has none."""
+    notes = (_local_steps_note(had, made), _average_note(had, made))
+    return [note for note in notes if note is not None]
+
+
+def _average_note(had: Plan, made: Plan) -> str | None:
+    """That a round's local steps, or its outer step, are computed with other numbers."""
+    before, now = had.problem.rhythm, made.problem.rhythm
+    if not (before.is_rounds and now.is_rounds):
+        return None
+    numbers = (
+        ("--prox-mu", before.prox_mu, now.prox_mu),
+        ("--outer-lr", before.outer_lr, now.outer_lr),
+        ("--outer-momentum", before.outer_momentum, now.outer_momentum),
+    )
+    others = [f"{flag} {new:g} (it was {old:g})" for flag, old, new in numbers if old != new]
+    return f"rounds go on with {', '.join(others)}" if others else None
+
+
+def _local_steps_note(had: Plan, made: Plan) -> str | None:
     """That owners, or devices where data is nobody's alone, make other numbers of local steps a round."""
     before, now = _local_steps(had), _local_steps(made)
     others = [name for name, steps in now.items() if before.get(name, steps) != steps]

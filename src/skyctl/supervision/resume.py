@@ -29,7 +29,7 @@ from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.attempt import AdoptedRanks
 from skyctl.run.callbacks import Detached, RunCallbacks
-from skyctl.run.change_notes import local_steps_note
+from skyctl.run.change_notes import round_notes
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.plan_update import nodes_in
 from skyctl.run.rank_spec import check_plan_fits
@@ -215,8 +215,8 @@ class Resumption:
                 f"the {schedule} schedule of the learning rate goes over all {total} {unit}s now, "
                 f"it went over {before}"
             )
-        if self.given is not None and (note := local_steps_note(self.known.plan, self.given)) is not None:
-            said.append(note)
+        if self.given is not None:
+            said += round_notes(self.known.plan, self.given)
         if self.known.state.order.get("own_lr_scheduler") is True and total != before:
             said.append(f"lr_scheduler() is told that the run has {total} {unit}s now, it was told {before}")
         return said
