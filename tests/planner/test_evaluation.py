@@ -6,6 +6,8 @@ import pytest
 from tests.plan_changes import with_stage
 
 from skyctl.planner.api import plan
+from skyctl.planner.cost_model import CostModel, consecutive
+from skyctl.planner.evaluation import least_execution, step_lower_bound_s, step_s
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 
@@ -73,3 +75,30 @@ def test_overhead_is_told_apart_from_layers() -> None:
         alone = play.layer_times(stage)
         expected = times.forward_s + 0.001, times.backward_s + 0.001
         assert (alone.forward_s, alone.backward_s) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("later", [0.0, 0.25, 0.5, 0.9, 2.0])
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 7])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
+def test_no_step_is_below_its_bound(schedule: str, microbatches: int, later: float) -> None:
+    """Stages that wait for the first gradient, for the last one, turn after turn, or not at all."""
+    ids = ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
+    layers = [
+        Layer(name=f"l{i}", flops=1, state_bytes=1, activation_bytes=1, output_bytes=1) for i in range(3)
+    ]
+    times = {
+        name: LayerTimes(forward_s=[share] * 3, backward_s=[share] * 3, optimizer_s=[0.0] * 3)
+        for name, share in zip(ids, (1.0, later, later / 2), strict=True)
+    }
+    devices = [Device(id=name, flops_per_s=1, memory_bytes=None) for name in ids]
+    model = CostModel(
+        Problem(layers=layers, devices=devices, times=times, microbatches=microbatches, schedule=schedule)
+    )
+    bounds = []
+    for cuts in ((3,), (1, 2), (2, 1), (1, 1, 1)):
+        placement = consecutive(enumerate(cuts))
+        bound_s = step_lower_bound_s(model, placement)
+        taken_s = step_s(model, placement, least_execution(model, placement))
+        assert bound_s <= taken_s * (1 + 1e-12), cuts
+        bounds.append(bound_s / taken_s)
+    assert max(bounds) == pytest.approx(1.0), "one device alone, at least"
