@@ -161,6 +161,7 @@ def test_compressed_sums_take_two_passes():
     assert made.predicted.replicas[0].memory_bytes == need + kept + 524288, "two chunks of one edge"
     assert verify(made.problem, made).ok
     assert (made.sync.format, made.sync.uncompressed_steps) == ("powersgd:4", 3)
+    assert made.sync.chunk_bytes == 16384, "a quarter of what a slow line has in one pass"
     written = json.loads(made.to_json())
     assert (written["version"], written["problem"]["version"]) == (11, 11)
     lying = made.model_copy(update={"sync": made.sync.model_copy(update={"uncompressed_steps": 2})})

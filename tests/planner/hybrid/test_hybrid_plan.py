@@ -7,9 +7,11 @@ from tests.planner.hybrid_problems import random_hybrid_problem
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError
 from skyctl.planner.cost_model import StageAssignment
+from skyctl.planner.hybrid.hybrid_bound import hybrid_bound
 from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
 from skyctl.planner.prediction_interval import COMMON_UNCERTAINTY, ratio_interval, with_interval
-from skyctl.records.problem import Link, SharedResource
+from skyctl.records.problem import LayerTimes, Link, SharedResource
+from skyctl.records.rhythm import Rhythm
 from skyctl.schedule.joint_simulation import ends_together
 
 
@@ -200,3 +202,34 @@ def test_where_only_computing_counts_the_interval_is_that_of_all_computing():
     interval = made.predicted.interval
     width = (interval.high_s - interval.low_s) / made.predicted.iteration_s
     assert width == pytest.approx(2 * 1.2816 * COMMON_UNCERTAINTY, rel=0.1)  # from p10 to p90
+
+
+def test_buffers_of_sums_have_to_fit():
+    """Each of two devices receives from the other: two chunks."""
+    free = plan(data_problem(rate=100.0, parallel="hybrid"))
+    need = [one.memory_bytes for one in free.predicted.replicas]
+    exactly = data_problem(rate=100.0, parallel="hybrid", memory=need)
+    assert verify(exactly, plan(exactly)).ok
+    short = data_problem(rate=100.0, parallel="hybrid", memory=[x - 1.0 for x in need])
+    with pytest.raises(InfeasibleError):
+        plan(short)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_bound_by_prices_knows_what_processors_send(count, delay):
+    """Links are free, and a byte takes a processor long: each sends and receives it once at least."""
+    problem = hybrid_problem((1.0,) * count, microbatches=2 * count, rhythm=Rhythm(delay=delay))
+    devices = tuple(one.model_copy(update={"message_byte_s": 0.05}) for one in problem.devices)
+    problem = problem.model_copy(update={"devices": devices})
+    made, bound = plan(problem), hybrid_bound(problem)
+    assert 0.5 * made.certificate.value_s < bound.bound_s <= made.certificate.value_s
+
+
+def test_the_bound_by_prices_counts_an_optimizer_once():
+    problem = hybrid_problem((1.0,) * 2)
+    times = LayerTimes(forward_s=(1.0, 1.0), backward_s=(2.0, 2.0), optimizer_s=(9.0, 9.0))
+    problem = problem.model_copy(update={"times": {device.id: times for device in problem.devices}})
+    made, bound = plan(problem), hybrid_bound(problem)
+    assert made.certificate.value_s == pytest.approx(4 * 6.0 + 18.0)
+    assert 0.9 * made.certificate.value_s < bound.bound_s <= made.certificate.value_s
