@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.helpers.bare_records import OF_DEVICE, OF_PROFILE
 
 from skyctl import files
 from skyctl.errors import InputError, RecordError, SkyctlError
@@ -31,9 +32,16 @@ def profile(cluster: str = "home", created: str = "2026-11-21T06:30:12Z") -> Pro
         memory_from="free memory",
         reserved_bytes=0.0,
         flops_per_s=1e9,
+        **OF_DEVICE,
     )
     return Profile(
-        cluster=cluster, cluster_digest="d", created=created, nodes=(), devices=(device,), links=()
+        cluster=cluster,
+        cluster_digest="d",
+        created=created,
+        nodes=(),
+        devices=(device,),
+        links=(),
+        **OF_PROFILE,
     )
 
 

@@ -141,7 +141,7 @@ def test_auto_says_which_device_is_too_small_for_a_form(run: Run) -> None:
     text = " ".join(out.split())
     assert "data parallelism: does not fit: no device can hold the whole model: n0/cpu:0 needs 15." in text
     made = json.loads(Path("plan.json").read_text())
-    assert "parallel" not in made["problem"]  # left out: a pipeline's
+    assert made["problem"]["parallel"] == "pipeline"
     outcome = made["forms"][1]
     assert (outcome["parallel"], outcome["fits"], outcome["iteration_s"]) == ("data", False, None)
 
@@ -209,7 +209,8 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (UP, [[N1, N2], [N2, N1]], "up: no way leads from 'n1/cpu:0'"),
         (UP, [[N1]], "up: an edge names two devices"),
         (("sync", "groups", 0, "stop"), 1, "sync groups cover 1 layers, the problem has 2"),
-        (("version",), 14, "this skyctl reads up to version 13"),
+        (("version",), 14, "reads version 13 only\n  next: make it anew: skyctl plan WORKLOAD -o plan.json"),
+        (("version",), 12, "plan.json is skyctl/plan version 12; this skyctl reads version 13 only"),
     ],
     ids=lambda one: None if not isinstance(one, str) else one[:30],
 )

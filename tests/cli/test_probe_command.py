@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_PROFILE
 
 from skyctl.files import save_profile
 from skyctl.records.profile import NodeFailure, Profile
@@ -69,7 +70,7 @@ def test_a_dry_run_says_which_links(run: Run, flags: tuple[str, ...], links: str
 
 def empty(created: str = "2026-01-01T00:00:00+00:00", **more: Any) -> Profile:
     bare: dict[str, Any] = {"cluster": "pair", "cluster_digest": "d", "nodes": (), "devices": (), "links": ()}
-    return Profile(created=created, **bare | more)
+    return Profile(created=created, **OF_PROFILE | bare | more)
 
 
 def test_quick_names_every_node_that_failed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ def test_owners_make_rounds_and_it_is_said(run: Run) -> None:
     code, out, err = run(*PLAN, "--local-steps", "4,2,3", "--owners", "n0,n1,n2+n3", *more, "-o", "plan.json")
     assert code == 0, err
     made = json.loads(Path("plan.json").read_text())
-    assert made["version"] == 11
     assert made["problem"]["owners"] == [["n0"], ["n1"], ["n2", "n3"]]
     assert [pipeline["local_steps"] for pipeline in made["pipelines"]] == [4, 2, 3]
     assert made["sync"]["of"] == "weights"
@@ -59,7 +58,7 @@ def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
     assert code == 0, err
     made = json.loads(Path("common.json").read_text())
     assert sum(pipeline["microbatches"] for pipeline in made["pipelines"]) == 8
-    assert "pipeline_iteration_s" not in made, "a round is no step"
+    assert made["pipeline_iteration_s"] is None, "a round is no step"
     for name in ("plan.json", "common.json"):
         assert run("verify", name)[0] == 0
     code, _, err = run(*PLAN, "--parallel", "data", "--local-steps", "3", "--assign", "n0=6,n1=2")
@@ -83,10 +82,8 @@ def test_one_outer_option_brings_the_papers_value_of_the_other(
     assert code == 0, err
     made = json.loads(Path("plan.json").read_text())
     rhythm = made["problem"]["rhythm"]
-    assert (rhythm.get("outer_lr", 1.0), rhythm.get("outer_momentum", 0.0)) == (lr, momentum)
-    averages = (lr, momentum) == (1, 0)
-    assert made["version"] == made["problem"]["version"] == (11 if averages else 13)
-    assert ("DiLoCo" in out) != averages
+    assert (rhythm["outer_lr"], rhythm["outer_momentum"]) == (lr, momentum)
+    assert ("DiLoCo" in out) == ((lr, momentum) != (1, 0))
     assert run("verify", "plan.json")[0] == 0
 
 
@@ -192,7 +189,7 @@ def test_a_problem_of_rounds_has_one_form(run: Run, owners: tuple[str, ...]) -> 
     Path("rounds.json").write_text(json.dumps(json.loads(Path("plan.json").read_text())["problem"]))
     code, _, err = run("plan", "--problem", "rounds.json", "--parallel", "auto", "-o", "auto.json")
     assert code == 0, err
-    assert "forms" not in json.loads(Path("auto.json").read_text())
+    assert json.loads(Path("auto.json").read_text())["forms"] == []
     assert run("verify", "auto.json")[0] == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from tests.helpers.bare_records import OF_MEASUREMENT, OF_REPLICA
 
 from skyctl.cli.app import main
 from skyctl.cli.command_output import Output
@@ -40,7 +41,14 @@ def test_only_real_runs_can_be_traced(
 
 def run(*differences: Difference) -> Measurement:
     planned = ReplicaPredicted(
-        compute_s=1.0, idle_s=0.0, memory_bytes=0.0, forward_s=0.4, backward_s=0.5, optimizer_s=0.1
+        compute_s=1.0,
+        idle_s=0.0,
+        memory_bytes=0.0,
+        forward_s=0.4,
+        backward_s=0.5,
+        optimizer_s=0.1,
+        input_message_s=None,
+        gradient_message_s=None,
     )
     replica = ReplicaMeasurement(
         device="n1/cpu:0",
@@ -52,6 +60,9 @@ def run(*differences: Difference) -> Measurement:
         forward_s=0.6,
         backward_s=0.75,
         optimizer_s=0.15,
+        input_message_s=None,
+        gradient_message_s=None,
+        **OF_REPLICA,
     )
     return Measurement(
         run_id="r",
@@ -64,6 +75,7 @@ def run(*differences: Difference) -> Measurement:
         attempts=1,
         weights=None,
         differences=differences,
+        **OF_MEASUREMENT,
     )
 
 
@@ -126,7 +138,7 @@ def test_a_validations_metrics_each_have_a_line(capsys: pytest.CaptureFixture[st
         "validation accuracy: 0.1235 after step 2 → 0.5 after step 4",
         "validation loss: – after step 2 → 2e-07 after step 4",
     ]
-    show_validation(Output(), [ValidationMeasurement(step=0, loss=2.0)])
+    show_validation(Output(), [ValidationMeasurement(step=0, loss=2.0, metrics=None)])
     assert capsys.readouterr().out == "validation loss: 2.0000 after step 1\n"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.helpers.bare_records import NO_PARTS, OF_REPLICA
 
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.records.interval import Interval
@@ -85,14 +86,20 @@ def _measurement(plan: Plan, steps_s: Sequence[float], losses: Sequence[float], 
                 idle_s=replica.idle_s,
                 peak_memory_bytes=None,
                 predicted=ReplicaPredicted(
-                    compute_s=replica.compute_s, idle_s=replica.idle_s, memory_bytes=replica.memory_bytes
+                    compute_s=replica.compute_s,
+                    idle_s=replica.idle_s,
+                    memory_bytes=replica.memory_bytes,
+                    **NO_PARTS,
                 ),
+                **NO_PARTS,
+                **OF_REPLICA,
             )
             for replica in plan.predicted.replicas
         ],
         final_loss=losses[-1],
         attempts=1,
         weights=None,
+        backend=None,
     )
 
 

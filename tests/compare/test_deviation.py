@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_MEASUREMENT, OF_REPLICA
 
 from skyctl.compare.deviation import DEVIATION_COLUMNS, describe_deviation, deviation_rows, find_differences
 from skyctl.errors import RecordError
@@ -58,6 +59,7 @@ def run(
                     **predicted_time_parts(planned_as, stage),
                 ),
                 **parts,
+                **OF_REPLICA,
             )
         )
     measured = Measurement(
@@ -70,6 +72,7 @@ def run(
         final_loss=1.0,
         attempts=1,
         weights=None,
+        **OF_MEASUREMENT,
     )
     return measured.model_copy(update={"differences": find_differences(planned_as, measured)})
 
@@ -175,21 +178,6 @@ def test_causes_come_by_what_they_do_to_the_step() -> None:
     effects = [abs(cause.step_s - together.predicted_s) for cause in causes]
     assert effects == sorted(effects, reverse=True)
     assert [cause.cause for cause in causes] == ["compute", "message"]
-
-
-def test_a_run_whose_ranks_reported_no_parts() -> None:
-    done = run(slowed(2, 1.5))
-    bare = [
-        r.model_copy(
-            update=dict.fromkeys(
-                ("forward_s", "backward_s", "optimizer_s", "input_message_s", "gradient_message_s")
-            )
-        )
-        for r in done.replicas
-    ]
-    done = done.model_copy(update={"replicas": tuple(bare)})
-    assert find_differences(PLAY, done) == ()
-    assert all(len(row) == len(DEVIATION_COLUMNS) for row in deviation_rows(done))
 
 
 def test_the_table_says_how_many_times_the_predicted() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.control.profiles import device, profile
+from tests.helpers.bare_records import OF_MEASUREMENT
 
 from skyctl.cli.show_comparison import _choice, _same_plans
 from skyctl.compare.comparison import Comparison, ProgressTable
@@ -85,6 +86,7 @@ def ran(plan: Any, steps_s: Sequence[float], mean_s: float | None = None) -> Mea
         weights=None,
         sync_s=0.4,
         mean_iteration_s=mean_s,
+        **OF_MEASUREMENT,
     )
 
 
@@ -279,11 +281,8 @@ def test_runs_of_rounds_are_compared_by_samples() -> None:
     assert "done, 10 rounds" in table.ended_line("optimal")
     assert "500 ms a step" in table.ended_line("optimal")
     text = Comparison(rows=(plain, rounds)).to_json()
-    assert parse(Comparison, text, "here").version == 5
-    assert '"version": 5' in text
     assert text.count('"steps_per_iteration": 4.0') == 1
     assert parse(Comparison, text, "here").rows == (plain, rounds)
-    assert '"version": 4' in Comparison(rows=(plain,)).to_json()
 
 
 def test_runs_with_a_parameter_server_are_compared_on_average() -> None:
@@ -310,7 +309,6 @@ def test_runs_with_a_parameter_server_are_compared_on_average() -> None:
     assert gain is not None
     assert not gain.told  # two steps say little of their mean
     text = Comparison(rows=tuple(rows)).to_json()
-    assert '"version": 5' in text
     assert parse(Comparison, text, "here").rows == tuple(rows)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.helpers.bare_records import OF_DEVICE, OF_PROFILE, OF_WORKLOAD
+
 from skyctl.control.training_request import TrainingRequest
 from skyctl.records.cluster import Node
 from skyctl.records.profile import (
@@ -40,6 +42,8 @@ def costs(name: str, signature: str) -> LayerCosts:
         output_bytes=1e4,
         workspace_bytes=0.0,
         deferred_bytes=5e4,
+        gradient_bytes=2.5e5,
+        gradient_matrices=(),
     )
 
 
@@ -57,6 +61,7 @@ def device(
         reserved_bytes=0.0,
         flops_per_s=1e9 / speed,
         timings=timings or (timing("attention", 0.01 * speed), timing("mlp", 0.02 * speed)),
+        **OF_DEVICE,
     )
 
 
@@ -75,7 +80,9 @@ def profile(*devices: DeviceProfile, links: tuple[LinkProfile, ...] = ()) -> Pro
             batch_size=8,
             dtype="float32",
             shapes=(ShapeProfile(microbatch_size=2, microbatches=4, layers=layers),),
+            **OF_WORKLOAD,
         ),
+        **OF_PROFILE,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from tests.control.profiles import device, profile
+from tests.helpers.bare_records import OF_NODE
 from tests.run.test_rank_spec import make_plan
 
 from skyctl.control.backend_choice import (
@@ -42,6 +42,7 @@ def node(name: str, address: str | None = "10.0.0.1") -> NodeProfile:
         memory_available_bytes=1e9,
         address=address,
         interface=None,
+        **OF_NODE,
     )
 
 
@@ -112,7 +113,6 @@ def test_the_choice_in_each_case(
 def test_without_a_request_a_plan_says_nothing() -> None:
     plan = planned(measured(), backend=None)
     assert plan.backend is None
-    assert "backend" not in json.loads(plan.to_json())
 
 
 def test_a_plan_over_gloo_reckons_with_its_messages_and_keeps_what_ours_would_take() -> None:
@@ -129,7 +129,6 @@ def test_a_plan_over_gloo_reckons_with_its_messages_and_keeps_what_ours_would_ta
     asked = planned(known, backend="gloo", **split)
     assert asked.predicted == over_gloo.predicted
     assert Plan.model_validate_json(over_gloo.to_json()).backend == over_gloo.backend
-    assert json.loads(over_gloo.to_json())["version"] == 12
 
 
 def test_a_slower_gloo_is_the_alternative() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tests.helpers.bare_records import OF_MEASUREMENT
 
 from skyctl.cli.show_comparison import _choice
 from skyctl.compare.conclusion import conclude, describe_conclusion
@@ -181,6 +182,7 @@ def test_two_machines_of_which_one_is_best_alone(measured_numbers) -> None:
             final_loss=1.0,
             attempts=1,
             weights=None,
+            **OF_MEASUREMENT,
         )
 
     measured = comparison_job.measure_strategies(outcomes, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.bare_records import OF_MEASUREMENT
 from tests.planner.data_problems import data_problem, delayed
 from tests.planner.hybrid_plans import hybrid_plan
 
@@ -51,6 +52,7 @@ def test_nothing_is_learned_from_layers_that_sums_slowed() -> None:
         final_loss=1.0,
         attempts=1,
         weights=None,
+        **OF_MEASUREMENT,
     )
     with pytest.raises(InputError, match="summed while its layers computed"):
         correct_from_run(made, done)

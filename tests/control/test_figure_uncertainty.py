@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_DEVICE, OF_LAYER
 
 from skyctl.control.figure_uncertainty import (
     LEAST_TIME,
@@ -34,6 +35,7 @@ SHAPE = ShapeProfile(
             activation_bytes=1,
             output_bytes=1,
             workspace_bytes=0,
+            **OF_LAYER,
         )
         for name in ("large", "small")
     ],
@@ -57,6 +59,7 @@ def device(conditions: dict[str, Any] | None = None, **large: float) -> DevicePr
             LayerTiming(signature="small", microbatch_size=4, forward_s=3e-6, backward_s=7e-6, interval=0.5),
         ],
         conditions=None if conditions is None else Conditions(wall_s=10.0, **conditions),
+        **OF_DEVICE,
     )
 
 

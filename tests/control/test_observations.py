@@ -7,6 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.helpers.bare_records import (
+    NO_PARTS,
+    OF_DEVICE,
+    OF_LAYER,
+    OF_MEASUREMENT,
+    OF_NODE,
+    OF_PROFILE,
+    OF_WORKLOAD,
+)
 
 from skyctl.control.contradiction_recheck import doubted_nodes, keep_remeasurements, remeasurements_of
 from skyctl.control.corrections import MOST_SPREAD, estimate_profile, learn_corrections
@@ -62,7 +71,7 @@ def timing(size: int) -> LayerTiming:
 
 def profile() -> Profile:
     def layer(index: int, size: int) -> LayerCosts:
-        bytes_ = {"state_bytes": 1e6, "activation_bytes": 1e5, "workspace_bytes": 0.0}
+        bytes_ = {**OF_LAYER, "state_bytes": 1e6, "activation_bytes": 1e5, "workspace_bytes": 0.0}
         return LayerCosts(
             name=f"block.{index}.mlp", signature="mlp", flops=3e6, output_bytes=1e4 * size, **bytes_
         )
@@ -83,6 +92,7 @@ def profile() -> Profile:
             reserved_bytes=0.0,
             flops_per_s=1e9,
             timings=(timing(2), timing(4)),
+            **OF_DEVICE,
         )
         for name in (A, B)
     ]
@@ -97,7 +107,10 @@ def profile() -> Profile:
         nodes=(),
         devices=devices,
         links=links,
-        workload=WorkloadProfile(source="gpt:…", digest="w", batch_size=8, dtype="float32", shapes=shapes),
+        workload=WorkloadProfile(
+            source="gpt:…", digest="w", batch_size=8, dtype="float32", shapes=shapes, **OF_WORKLOAD
+        ),
+        **OF_PROFILE,
     )
 
 
@@ -115,12 +128,15 @@ def ran(plan: Plan, real: dict[str, float], message_s: float | None = None, **mo
                 transfer_s=0.0,
                 idle_s=0.0,
                 peak_memory_bytes=None,
-                predicted=ReplicaPredicted(compute_s=1.0, idle_s=0.0, memory_bytes=0.0),
+                predicted=ReplicaPredicted(compute_s=1.0, idle_s=0.0, memory_bytes=0.0, **NO_PARTS),
                 forward_s=4 * layers.forward_s * real[device],
                 backward_s=4 * layers.backward_s * real[device],
                 optimizer_s=layers.optimizer_s * real[device],
                 input_message_s=message_s if index else None,
                 layers_spread=spread,  # type: ignore[arg-type]
+                gradient_message_s=None,
+                sync_s=None,
+                layer_steps_s=(),
             )
         )
     steps = int(more.pop("steps", 6))  # type: ignore[call-overload]
@@ -134,6 +150,7 @@ def ran(plan: Plan, real: dict[str, float], message_s: float | None = None, **mo
         final_loss=1.0,
         attempts=1,
         weights=None,
+        **OF_MEASUREMENT,
     )
 
 
@@ -167,7 +184,7 @@ def test_a_run_makes_no_profile_the_newest_and_what_it_saw_is_found_all_the_same
     save_profile(profile())
     path = newest_profile("c")[0]  # type: ignore[index]
     made = plan_profile(newest(), OPTIONS, REF)
-    other = WorkloadProfile(source="x", digest="x", batch_size=8, dtype="float32", shapes=())
+    other = WorkloadProfile(source="x", digest="x", batch_size=8, dtype="float32", shapes=(), **OF_WORKLOAD)
     later = profile().model_copy(update={"workload": other, "created": "2026-01-02T00:00:00+00:00"})
     save_profile(later)
     keep_observations("c", made, "w", ran(made, {A: 1.2, B: 0.9}))
@@ -334,7 +351,7 @@ def measured_again(factor: float) -> Profile:
 
 def test_nodes_of_one_machine_are_measured_again_together() -> None:
     def node(name: str, host: str) -> NodeProfile:
-        words = {"platform": "x", "python": "3.11", "torch": "2.13", "cpu_model": "x"}
+        words = {**OF_NODE, "platform": "x", "python": "3.11", "torch": "2.13", "cpu_model": "x"}
         memory = {"memory_total_bytes": 1e9, "memory_available_bytes": 1e9}
         return NodeProfile(
             name=name, hostname=host, cpus=1.0, address=None, interface=None, **words, **memory

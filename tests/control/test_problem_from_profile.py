@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 from tests.control.profiles import device, nodes, profile, timing
+from tests.helpers.bare_records import OF_NODE
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_profile import warn_unmeasured
@@ -14,7 +15,7 @@ from skyctl.control.corrections import Corrections
 from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_from_profile import plan_profile
 from skyctl.control.plan_options import PlanOptions
-from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
+from skyctl.control.problem_from_profile import HEAP_SHARE, build_problem
 from skyctl.control.problem_overrides import override_problem
 from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.probe.node.samples import ClockScale, LayerSamples, Sample, timing_figures
@@ -147,14 +148,6 @@ def test_a_data_problem_says_what_summing_gradients_takes() -> None:
     assert {layer.gradient_bytes for layer in pipeline.layers} == {None}
 
 
-def test_a_profile_from_before_sums_were_measured_gets_stated_figures() -> None:
-    old = device("a", 1.0).model_copy(update={"handling_byte_s": 8e-10 * HANDLING_NEIGHBOURS})
-    data = build_problem(profile(old), 4, parallel="data")
-    assert data.devices[0].reduce_byte_s == DEFAULT_REDUCE_BYTE_S
-    assert data.devices[0].message_byte_s == pytest.approx(4e-10)
-    assert data.layers[0].gradient_bytes is None
-
-
 def test_what_a_step_costs_once_is_shared_by_its_microbatches() -> None:
     devices = [device(node, 1.0).model_copy(update={"step_s": 2e-3}) for node in "ab"]
     assert [one.handling_s for one in build_problem(profile(*devices), 4).devices] == [5e-4, 5e-4]
@@ -251,6 +244,7 @@ def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None
     """Of 10 ms it runs 1.2 at a time; an even share of the layers takes 90 ms, pauses included."""
     known = profile(device("a", 1.0), device("b", 1.0))
     facts = {
+        **OF_NODE,
         "platform": "p",
         "python": "3",
         "torch": "2",
@@ -259,7 +253,8 @@ def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None
         "interface": None,
     }
     memory = {"memory_total_bytes": 1e9, "memory_available_bytes": 1e9}
-    node = NodeProfile(name="a", hostname="a", cpus=0.12, quota_period_s=0.01, **facts, **memory)
+    facts["quota_period_s"] = 0.01
+    node = NodeProfile(name="a", hostname="a", cpus=0.12, **facts, **memory)
     steady = [one.time_uncertainty for one in build_problem(known, 4).devices]
     sliced = build_problem(known.model_copy(update={"nodes": (node,)}), 4).devices
     times = build_problem(known, 4).times["a/cpu:0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_DEVICE, OF_NODE, OF_PROFILE
 
 from skyctl.control.evidence import TIME_TOLERANCE
 from skyctl.control.profile_recheck import LATENCY_TOLERANCE_S, profile_changes
@@ -13,14 +14,14 @@ from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Node
 
 def node(name: str, **more: Any) -> NodeProfile:
     words = dict.fromkeys(("hostname", "platform", "cpu_model"), "x")
-    known: dict[str, Any] = {"python": "3.11.2", "torch": "2.6.0", "cpus": 1.0, **words}
+    known = {**OF_NODE, "python": "3.11.2", "torch": "2.6.0", "cpus": 1.0, **words}
     memory = {"memory_total_bytes": 4e9, "memory_available_bytes": 4e9}
     return NodeProfile(name=name, address=None, interface=None, **memory, **{**known, **more})
 
 
 def device(name: str, seconds: float = 0.01, **more: Any) -> DeviceProfile:
     timing = LayerTiming(signature="x", microbatch_size=2, forward_s=seconds, backward_s=seconds)
-    known: dict[str, Any] = {"name": "cpu", "threads": 1, "slowdown": 1.0, "memory_bytes": 4e9}
+    known = {**OF_DEVICE, "name": "cpu", "threads": 1, "slowdown": 1.0, "memory_bytes": 4e9}
     figures = {"memory_from": "free memory", "reserved_bytes": 0.0, "flops_per_s": 1e9}
     return DeviceProfile(id=f"{name}/cpu:0", node=name, timings=(timing,), **figures, **{**known, **more})
 
@@ -37,7 +38,7 @@ def link(latency_s: float = 0.01, rate: float = 1e6, **more: Any) -> LinkProfile
 def profile(nodes: Any, devices: Any, links: Any = (), **more: Any) -> Profile:
     return Profile(
         cluster="c", cluster_digest="d", created="2026-01-01T00:00:00Z", nodes=nodes, devices=devices,
-        links=links, **more,
+        links=links, **OF_PROFILE | more,
     )  # fmt: skip
 
 

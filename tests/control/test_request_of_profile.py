@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.helpers.bare_records import OF_PROFILE, OF_WORKLOAD
 
 from skyctl.control.profile_recheck import request_of_profile
 from skyctl.errors import InputError
@@ -29,9 +30,18 @@ def test_from_another_folder_the_cluster_files_own_is_taken(
         folder.mkdir()
     (home / "train.py").write_text(FILE)
     digest = digest_workload(make_spec(str(home / "train.py")))
-    measured = WorkloadProfile(source="train.py", digest=digest, batch_size=8, dtype="float32", shapes=())
+    measured = WorkloadProfile(
+        source="train.py", digest=digest, batch_size=8, dtype="float32", shapes=(), **OF_WORKLOAD
+    )
     profile = Profile(
-        cluster="c", cluster_digest="d", created="now", nodes=(), devices=(), links=(), workload=measured
+        cluster="c",
+        cluster_digest="d",
+        created="now",
+        nodes=(),
+        devices=(),
+        links=(),
+        workload=measured,
+        **OF_PROFILE,
     )
     monkeypatch.chdir(elsewhere)
     for other in (None, FILE.replace("6, 4", "6, 5")):  # nothing of that name, then another one of it

@@ -67,9 +67,8 @@ def nodes(another: Callable[..., Any]) -> Any:
         made.run_inside(*words)
     four = json.loads((made.folder / "four.json").read_text())
     rhythm = four["problem"]["rhythm"]
-    assert (four["version"], rhythm["delay"], rhythm["undelayed_steps"]) == (12, 1, 2)
+    assert (rhythm["delay"], rhythm["undelayed_steps"]) == (1, 2)
     hybrid = hybrid_plan(four, HYBRIDS["hybrid"])
-    hybrid["version"], hybrid["problem"]["version"] = 12, 11
     (made.folder / "hybrid.json").write_text(json.dumps(hybrid))
     helped = summed_at(json.loads((made.folder / "three.json").read_text()), "d/cpu:0")
     (made.folder / "three.json").write_text(json.dumps(helped))

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.bare_records import OF_DEVICE, OF_NODE
+
 WORKLOAD = "gpt:layers=2,hidden=32,heads=2,context=16"
 
 INVENTORY: dict[str, Any] = {
@@ -128,6 +130,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
         "output_bytes": 1e4,
         "workspace_bytes": 0.0,
         "gradient_bytes": 2e5,
+        "gradient_matrices": [],
     }
     timings = [
         {
@@ -147,7 +150,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
     conditions = {"wall_s": 2.0, "own_cpus": 1.0, "others_cpus": 0.1, "share": 0.9, "notes": ["busy"]}
     return {
         "kind": "skyctl/profile",
-        "version": 8,
+        "version": 12,
         "cluster": "home",
         "cluster_digest": "d",
         "created": "2026-01-01T00:00:00Z",
@@ -164,6 +167,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
                 "memory_available_bytes": 1e9,
                 "address": "192.0.2.1",
                 "interface": "eth0",
+                **OF_NODE,
                 "site": name,
             }
             for name in nodes
@@ -180,6 +184,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
                 "reserved_bytes": 1e6,
                 "flops_per_s": 1e9,
                 "timings": timings,
+                **OF_DEVICE,
                 "handling_s": 1e-4,
                 "reduce_byte_s": 3e-10,
                 "message_byte_s": 1e-9,
@@ -226,7 +231,11 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
                     ],
                 }
             ],
+            "ties": [],
+            "comparison": {"verdict": "same"},
         },
+        "encrypted": False,
+        "interrupted": False,
         "observations": [
             {
                 "run_id": "r",

@@ -32,10 +32,9 @@ def hybrid_plan(
     kept = {name: value for name, value in plan.items() if name not in ("stages", "pipelines", "sync")}
     return {
         **kept,
-        "version": 10,
         "form": "pipelines",
         "strategy": "assigned",
-        "problem": {**plan["problem"], "version": 10, "parallel": "hybrid", "schedule": "1f1b"},
+        "problem": {**plan["problem"], "parallel": "hybrid", "schedule": "1f1b"},
         "pipelines": [
             {
                 "stages": [

@@ -48,6 +48,7 @@ def hybrid_plan(**more) -> Plan:
                 ReplicaPrediction(device=name, compute_s=busy_s, idle_s=10.0 - busy_s, memory_bytes=2**28)
                 for name, busy_s in BUSY_S.items()
             ),
+            stale=None,
         ),
         certificate=Certificate(
             status="feasible", value_s=10.0, lower_bound_s=None, gap=None, method="by hand", wall_s=0.0

@@ -59,11 +59,6 @@ def test_alone_recomputes_where_it_fits_no_other_way():
     assert found.stages[0].replicas[0].recompute
 
 
-def test_a_plan_of_one_device_alone_is_a_file_that_older_versions_refuse_by_its_version():
-    made = {strategy: plan(problem(speeds=[1, 4]), strategy) for strategy in ("even", "alone")}
-    assert [json.loads(made[one].to_json())["version"] for one in made] == [1, 7]
-
-
 def test_where_nothing_fits_alone_the_largest_device_is_named():
     with pytest.raises(
         InfeasibleError, match=r"no device can train alone: that gives n1/cpu:0 layers \[0, 6\)"

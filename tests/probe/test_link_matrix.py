@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.helpers.bare_records import OF_NODE
 
 from skyctl.cli.show_profile import check_plot, draw_link_matrix
 from skyctl.errors import InputError, SkyctlError
@@ -58,6 +59,7 @@ def profile(count: int, sites: int = 2) -> Profile:
                 memory_available_bytes=1.0,
                 address=None,
                 interface=None,
+                **OF_NODE,
             )
             for name in names
         ),
@@ -67,6 +69,10 @@ def profile(count: int, sites: int = 2) -> Profile:
             SiteProfile(name=f"s{number}", nodes=tuple(n for n in names if site[n] == number))
             for number in range(sites)
         ),
+        lines=(),
+        uplinks=(),
+        encrypted=False,
+        interrupted=False,
     )
 
 

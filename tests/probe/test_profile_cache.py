@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_DEVICE, OF_LAYER, OF_NODE, OF_PROFILE, OF_WORKLOAD
 
 from skyctl.probe.device_probes import DeviceProbe
 from skyctl.probe.link_measurement import ring_rounds
@@ -64,7 +65,13 @@ def member(name: str, **more: Any) -> DeviceProbe:
 
 
 def shape(*signatures: str, size: int = 2) -> ShapeProfile:
-    sizes = {"state_bytes": 1.0, "activation_bytes": 1.0, "output_bytes": 1.0, "workspace_bytes": 0.0}
+    sizes = {
+        **OF_LAYER,
+        "state_bytes": 1.0,
+        "activation_bytes": 1.0,
+        "output_bytes": 1.0,
+        "workspace_bytes": 0.0,
+    }
     layers = [LayerCosts(name=f"l{i}", signature=s, flops=1e6, **sizes) for i, s in enumerate(signatures)]
     return ShapeProfile(microbatch_size=size, microbatches=4, layers=layers)
 
@@ -83,6 +90,7 @@ def device(name: str, print_: str | None, *timings: LayerTiming, **more: Any) ->
         "memory_from": "free memory",
     }
     figures = {
+        **OF_DEVICE,
         "reserved_bytes": 5e8,
         "flops_per_s": 1e9,
         "handling_s": 0.25,
@@ -98,8 +106,10 @@ def device(name: str, print_: str | None, *timings: LayerTiming, **more: Any) ->
 
 
 def profile(*devices: DeviceProfile, dtype: str = "float32", **more: Any) -> Profile:
-    made = WorkloadProfile(source="gpt:…", digest="w", batch_size=8, dtype=dtype, shapes=[shape("x", "y")])
-    known: dict[str, Any] = {"nodes": (), "links": (), "workload": made}
+    made = WorkloadProfile(
+        source="gpt:…", digest="w", batch_size=8, dtype=dtype, shapes=[shape("x", "y")], **OF_WORKLOAD
+    )
+    known = {**OF_PROFILE, "nodes": (), "links": (), "workload": made}
     return Profile(cluster="c", cluster_digest="d", created=BEFORE, devices=devices, **{**known, **more})
 
 
@@ -149,19 +159,6 @@ def test_a_profile_without_gloo_has_messages_measured_again_where_that_is_wanted
     cached = CachedTimings(rows={f"a/{name}": row}, sources={f"a/{name}": source}, gloo=gloo)
     assert cached.handles(f"a/{name}") is again
     assert cached.handles_gloo(f"a/{name}") is (gloo and name == "cpu:0")
-
-
-def test_gloo_alone_is_measured_beside_layers_that_hold() -> None:
-    them = [member("a")]
-    held = device("a", prints(*them)["a/cpu:0"], timing("x"), reduce_byte_s=1e-10, message_byte_s=1e-9)
-    known = cached_timings(them, [profile(held)], [shape("x")], "float32", NOW, gloo=True)
-    assert known.lacking == {"a/cpu:0": set()}
-    assert known.handles("a/cpu:0")
-    now = {"handling_s": 0.5, "message_byte_s": 3e-9, "reduce_byte_s": 4e-10}
-    them[0].measured = {"timings": [], "reserved_bytes": 1e8, **now}
-    known.complete(them)
-    assert {name: them[0].measured[name] for name in now} == now
-    assert them[0].measured["action_s"] == 0.125
 
 
 def test_rows_are_joined_only_where_the_same_was_taken_off() -> None:
@@ -253,7 +250,7 @@ def test_the_newest_profile_of_each_layer_counts_and_the_date_is_the_oldest() ->
 def node(name: str, address: str) -> NodeProfile:
     words = dict.fromkeys(("hostname", "platform", "python", "torch", "cpu_model"), "x")
     memory = {"memory_total_bytes": 1e9, "memory_available_bytes": 1e9}
-    return NodeProfile(name=name, cpus=1.0, address=address, interface=None, **words, **memory)
+    return NodeProfile(name=name, cpus=1.0, address=address, interface=None, **words, **memory, **OF_NODE)
 
 
 def linked(p: dict[str, str], **more: Any) -> Profile:

@@ -1,12 +1,11 @@
 """A profile as tables and as plain lines."""
 
 import io
-import json
 
 from rich.console import Console
+from tests.helpers.bare_records import OF_DEVICE, OF_LAYER, OF_NODE, OF_WORKLOAD
 
 from skyctl.probe.profile_tables import bar, profile_lines, profile_tables
-from skyctl.records.base import parse
 from skyctl.records.profile import (
     Conditions,
     DeviceProfile,
@@ -36,6 +35,7 @@ def profile() -> Profile:
             memory_available_bytes=2.0**33,
             address="192.0.2.1",
             interface="eth0",
+            **OF_NODE,
         )
 
     costs = [
@@ -47,6 +47,7 @@ def profile() -> Profile:
             activation_bytes=1.0,
             output_bytes=1.0,
             workspace_bytes=0.0,
+            **OF_LAYER,
         )
         for i in range(3)
     ]
@@ -79,6 +80,7 @@ def profile() -> Profile:
                 flops_per_s=1e11 / slowdown,
                 timings=[one],
                 conditions=Conditions(wall_s=1.0, share=0.6, notes=("other load",)),
+                **OF_DEVICE,
             )
             for name, slowdown, one in (("n1", 1.0, timing), ("n[2]", 2.0, skipped))
         ],
@@ -92,11 +94,16 @@ def profile() -> Profile:
             batch_size=4,
             dtype="float32",
             shapes=[ShapeProfile(microbatch_size=2, microbatches=2, layers=costs)],
+            **OF_WORKLOAD,
         ),
         failures=[NodeFailure(node="n3", error="no torch", hint="install it")],
         lines=[
             LineProfile(node="n[2]", direction="in", bandwidth_bytes_per_s=2.5e6, peers=["n1", "n3"]),
         ],
+        sites=(),
+        uplinks=(),
+        encrypted=False,
+        interrupted=False,
     )
 
 
@@ -184,33 +191,6 @@ def test_devices_alone_say_no_layer_and_no_link() -> None:
         "node", "node", "device", "device", "failed",
     ]  # fmt: skip
     assert not any(" ms" in line for line in lines)
-
-
-def plain(whole: Profile) -> Profile:
-    """Without what version 3 brought."""
-    devices = [
-        device.model_copy(
-            update={
-                "conditions": None,
-                "timings": tuple(timing.model_copy(update={"interval": None}) for timing in device.timings),
-            }
-        )
-        for device in whole.devices
-    ]
-    return whole.model_copy(update={"devices": tuple(devices)})
-
-
-def test_a_profile_is_written_in_the_oldest_version_that_can_hold_it() -> None:
-    newest = profile().to_json()
-    assert json.loads(newest)["version"] == 3
-    assert parse(Profile, newest, "it") == profile()
-    whole = plain(profile())
-    text = whole.to_json()
-    assert json.loads(text)["version"] == 2
-    assert parse(Profile, text, "it") == whole
-    without = whole.model_copy(update={"lines": ()}).to_json()
-    assert json.loads(without)["version"] == 1
-    assert parse(Profile, without, "it").lines == ()
 
 
 def test_bars() -> None:

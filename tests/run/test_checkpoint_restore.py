@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_MEASUREMENT
 
 from skyctl.checkpoint.layout import HeldShard
 from skyctl.checkpoint.recovery import RestorePoint
@@ -122,6 +123,7 @@ def test_of_a_step_that_was_done_again_the_last_counts(tmp_path: Path) -> None:
         final_loss=1.0,
         attempts=1,
         weights=None,
+        **OF_MEASUREMENT,
     )
     done = history.of_all(last, 2)
     assert [(one.step, one.loss) for one in done.steps] == [(0, 4.0), (1, 3.0), (2, 2.0), (3, 1.0)]

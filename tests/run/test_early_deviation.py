@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.bare_records import NO_PARTS, OF_MEASUREMENT, OF_REPLICA
 
 from skyctl.records.measurement import (
     Measurement,
@@ -36,7 +37,8 @@ def run(factor: float) -> Measurement:
         predicted=ReplicaPredicted(
             compute_s=0.6, idle_s=0.0, memory_bytes=0.0, **predicted_time_parts(PLAY, 0)
         ),
-        **parts,
+        **NO_PARTS | parts,
+        **OF_REPLICA,
     )
     done = Measurement(
         run_id="r",
@@ -48,6 +50,7 @@ def run(factor: float) -> Measurement:
         final_loss=1.0,
         attempts=1,
         weights=None,
+        **OF_MEASUREMENT,
     )
     return with_differences(PLAY, done)
 

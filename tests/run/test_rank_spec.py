@@ -66,6 +66,8 @@ def make_plan(*devices: str) -> Plan:
             replicas=tuple(
                 ReplicaPrediction(device=d, compute_s=1.0, idle_s=0.0, memory_bytes=1.0) for d in devices
             ),
+            sync_s=0.0,
+            stale=None,
         ),
         certificate=Certificate(
             status="feasible", value_s=1.0, lower_bound_s=None, gap=None, method="even", wall_s=0.0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.bare_records import OF_DEVICE, OF_PROFILE
 
 from skyctl.files import save_profile
 from skyctl.records.profile import DeviceProfile, Profile
@@ -428,6 +429,7 @@ def test_a_script_asks_for_its_share_by_the_probed_speeds(
             memory_from="free memory",
             reserved_bytes=0.0,
             flops_per_s=flops_per_s,
+            **OF_DEVICE,
         )
         for node, flops_per_s in (("a", 4e10), ("b", 1e10), ("c", 1e10))
     )
@@ -438,6 +440,7 @@ def test_a_script_asks_for_its_share_by_the_probed_speeds(
         nodes=(),
         devices=devices,
         links=(),
+        **OF_PROFILE,
     )
     monkeypatch.setenv("SKYCTL_HOME", str(here.state))
     save_profile(known)

@@ -56,7 +56,7 @@ def test_there_and_back(value: Any, plain: Any, structure: Any) -> None:
     if structure is not None or isinstance(value, torch.Tensor):
         assert found == structure
     told = json.loads(json.dumps({"structure": found}))
-    again = unflatten_value(tensors, read_structure(told, "structure", "is_tuple", len(tensors)))
+    again = unflatten_value(tensors, read_structure(told, "structure", len(tensors)))
     assert _same(again, plain)
     assert len(tensor_places(found, "inputs")) == len(tensors)
 
@@ -153,7 +153,7 @@ def _deep(depth: int) -> Any:
 )  # fmt: skip
 def test_a_structure_from_elsewhere_is_checked(structure: Any) -> None:
     with pytest.raises(WorkloadError, match="a workload's description has"):
-        read_structure({"structure": structure}, "structure", "is_tuple", 1)
+        read_structure({"structure": structure}, "structure", 1)
 
 
 MODEL = (
@@ -285,28 +285,11 @@ def test_a_batch_that_is_one_dict_is_told_how(user: Callable[..., Workload]) -> 
     assert "labels" in str(error.value.hint)
 
 
-def test_an_example_of_the_version_before_is_read() -> None:
+def test_an_example_is_read_again_and_must_say_its_structures() -> None:
     tensor = {"shape": [3], "dtype": "float32", "low": 0, "high": 0}
-    old = {"inputs": [tensor, tensor], "targets": [tensor], "inputs_tuple": True, "targets_tuple": False}
-    example = BatchExample.from_dict(old)
-    assert example.inputs_structure == {"tuple": [None, None]}
-    assert example.targets_structure is None
+    structures = {"inputs_structure": {"tuple": [None, None]}, "targets_structure": None}
+    told = {"inputs": [tensor, tensor], "targets": [tensor], **structures}
+    example = BatchExample.from_dict(told)
     assert BatchExample.from_dict(json.loads(json.dumps(asdict(example)))) == example
-
-
-def test_boundaries_of_the_version_before_are_read(user: Callable[..., Workload]) -> None:
-    """A run that was started with it is resumed with what its state says."""
-    workload = user(
-        "class Two(nn.Module):\n"
-        "    def forward(self, x): return x, x\n"
-        "class One(nn.Linear):\n"
-        "    def forward(self, given): return super().forward(given[0])\n"
-        "def model(): return [Two(), One(6, 4)]\n"
-    )
-    spec = workload.spec
-    assert spec.boundaries is not None
-    old = [
-        {"tensors": boundary["tensors"], "is_tuple": boundary["structure"] is not None}
-        for boundary in spec.boundaries
-    ]
-    assert load_workload(replace(spec, boundaries=old)).structure(1) == {"tuple": [None, None]}
+    with pytest.raises(WorkloadError, match="has no targets_structure"):
+        BatchExample.from_dict({key: value for key, value in told.items() if key != "targets_structure"})

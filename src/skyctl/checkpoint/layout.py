@@ -113,12 +113,12 @@ class ShardManifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> ShardManifest:
-        """The manifest in a file's text; RecordError where it is none, or of a newer version."""
+        """The manifest in a file's text; RecordError where it is none, or of another version."""
         try:
             raw = json.loads(text)
             if raw["kind"] != MANIFEST_KIND:
                 raise ValueError(f"its kind is {raw['kind']!r:.80}")
-            if parse_natural(raw["version"]) > MANIFEST_VERSION:
+            if parse_natural(raw["version"]) != MANIFEST_VERSION:
                 raise ValueError(f"it is of version {raw['version']}, this skyctl reads {MANIFEST_VERSION}")
             start, stop = (parse_natural(n) for n in raw["range"])
             files = {parse_index(layer): HeldShard.from_dict(file) for layer, file in raw["layers"].items()}

@@ -77,10 +77,10 @@ def check_stamp(path: Path, metadata: Mapping[str, str], wanted: ShardStamp) -> 
     if metadata.get("format") != SHARD_FORMAT:
         raise RecordError(f"{path} is no shard of a checkpoint: its format is {metadata.get('format')!r}")
     version = metadata.get("version", "")
-    if not version.isascii() or not version.isdecimal() or int(version[:9]) > SHARD_VERSION:
+    if version != str(SHARD_VERSION):
         raise RecordError(
             f"{path} is a shard of version {version[:20]!r}, this skyctl reads {SHARD_VERSION}",
-            hint="use the version of skyctl that has written it, or a newer one",
+            hint="use the skyctl that has written it, or train anew: skyctl launch PLAN",
         )
     for key in ("layer", "step", "layers", "dtype", "seed", "workload"):
         have, need = metadata.get(key), str(getattr(wanted, key))

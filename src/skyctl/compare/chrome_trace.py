@@ -60,7 +60,7 @@ def read_trace(written: Mapping[str, Any]) -> Timeline:
     """What was measured, out of such a file: the inverse of ``trace_document``, to a nanosecond.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not such a file, or an older skyctl's.
+        ValueError, KeyError, TypeError: it is not such a file.
     """
     kinds = {label: kind for kind, label in KIND_LABELS.items()}
     spans: dict[int, list[TimelineSpan]] = {}

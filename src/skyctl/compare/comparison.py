@@ -27,7 +27,7 @@ from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome, sum
 from skyctl.compare.step_seconds import measured_step_s, uneven_steps
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.compare.sync_summary import SyncRow
-from skyctl.records.base import FileRecord, Seq, since
+from skyctl.records.base import FileRecord, Seq
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import median
 
@@ -48,10 +48,10 @@ class Comparison(FileRecord):
     workload: str | None = None
     rows: Seq[ComparisonRow]
     files: dict[str, str] = Field(default_factory=dict)
-    sweeps: Seq[ComparisonSweep] = since(2, ())
-    verdict: str | None = since(2, None)
-    conclusion: Conclusion | None = since(3, None)
-    syncs: Seq[SyncRow] = since(4, ())
+    sweeps: Seq[ComparisonSweep] = ()
+    verdict: str | None = None
+    conclusion: Conclusion | None = None
+    syncs: Seq[SyncRow] = ()
 
 
 def comparison_table(compared: Sequence[ComparisonRow], best: str | None = None) -> Table:

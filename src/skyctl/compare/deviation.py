@@ -47,7 +47,7 @@ class _Cause:
 def find_differences(play: SimulationInput, done: Measurement) -> tuple[Difference, ...]:
     """Causes by how much they change the step, the largest first; ``all`` of them together comes last.
 
-    None where the ranks reported no parts, or none is off by ``LEAST_SIMULATED_SHARE`` of a step.
+    None where no part is off by ``LEAST_SIMULATED_SHARE`` of a step.
     """
     planned_s = play.simulate().iteration_s
     every = [
@@ -101,9 +101,7 @@ def _stage_causes(play: SimulationInput, replicas: Sequence[ReplicaMeasurement],
 
 def _device_causes(play: SimulationInput, replica: ReplicaMeasurement, stage: int) -> list[_Cause]:
     """The layers' times with the overhead as planned, and the overhead with the layers as planned."""
-    forward_s, backward_s, optimizer_s = replica.forward_s, replica.backward_s, replica.optimizer_s or 0.0
-    if forward_s is None or backward_s is None:
-        return []
+    forward_s, backward_s, optimizer_s = replica.forward_s, replica.backward_s, replica.optimizer_s
     planned, layers, count = play.stages[stage], play.layer_times(stage), play.microbatches
     more = (
         forward_s / count - layers.forward_s,
@@ -190,7 +188,7 @@ def deviation_rows(done: Measurement) -> list[tuple[str, ...]]:
             _against(r.forward_s, r.predicted.forward_s),
             _against(r.backward_s, r.predicted.backward_s),
             _against(r.optimizer_s, r.predicted.optimizer_s),
-            UNKNOWN if r.forward_s is None else _against(_overhead_s(r), _overhead_s(r.predicted)),
+            _against(_overhead_s(r), _overhead_s(r.predicted)),
             _against(r.input_message_s, r.predicted.input_message_s),
             _against(r.gradient_message_s, r.predicted.gradient_message_s),
             _against(r.transfer_s + r.idle_s, r.predicted.idle_s),
@@ -243,8 +241,7 @@ def _describe_cause(cause: Difference, by_device: dict[str, ReplicaMeasurement])
 
 def _overhead_s(times: ReplicaMeasurement | ReplicaPredicted) -> float:
     """The part of a step's computing that is not the layers'; 0 where it is no more than rounding."""
-    layers_s = (times.forward_s or 0.0) + (times.backward_s or 0.0) + (times.optimizer_s or 0.0)
-    overhead_s = times.compute_s - layers_s
+    overhead_s = times.compute_s - (times.forward_s + times.backward_s + times.optimizer_s)
     return overhead_s if overhead_s > ROUNDING * times.compute_s else 0.0
 
 

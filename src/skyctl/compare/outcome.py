@@ -14,7 +14,7 @@ from skyctl.compare.step_seconds import (
     predicted_step_s,
     uneven_steps,
 )
-from skyctl.records.base import Count, Index, Name, Positive, Record, Seconds, Seq, since
+from skyctl.records.base import Count, Index, Name, Positive, Record, Seconds, Seq
 from skyctl.records.cluster import split_device_id
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import Measurement, Quantiles
@@ -64,8 +64,8 @@ class DeviceShare(Record):
     measured_compute_s: Seconds | None = None
     measured_transfer_s: Seconds | None = None
     measured_idle_s: Seconds | None = None
-    microbatches: Count | None = since(4, None)
-    samples: Count | None = since(4, None)
+    microbatches: Count | None = None
+    samples: Count | None = None
 
 
 class ComparisonRow(Record):
@@ -100,11 +100,11 @@ class ComparisonRow(Record):
     final_loss: float | None = None
     run_id: str | None = None
     error: str | None = None
-    predicted_interval: Interval | None = since(3, None)
-    predicted_sync_s: Seconds | None = since(4, None)
-    measured_sync_s: Seconds | None = since(4, None)
-    steps_per_iteration: Positive = since(5, 1.0)
-    mean_measured_s: Seconds | None = since(5, None)
+    predicted_interval: Interval | None = None
+    predicted_sync_s: Seconds | None = None
+    measured_sync_s: Seconds | None = None
+    steps_per_iteration: Positive = 1.0
+    mean_measured_s: Seconds | None = None
 
     @property
     def device_label(self) -> str:

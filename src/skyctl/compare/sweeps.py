@@ -14,7 +14,7 @@ from skyctl.compare.number_format import (
     format_seconds,
 )
 from skyctl.compare.outcome import ComparisonRow, StrategyOutcome, summarize_outcomes
-from skyctl.records.base import Count, Name, Record, Seconds, Seq, since
+from skyctl.records.base import Count, Name, Record, Seconds, Seq
 from skyctl.records.interval import Interval
 
 LEAST_NODE_GAIN = 0.01
@@ -34,7 +34,7 @@ class SweepCell(Record):
     measured_s: Seconds | None = None
     unused: Seq[str] = ()
     error: str | None = None
-    predicted_interval: Interval | None = since(3, None)
+    predicted_interval: Interval | None
 
 
 class SweepPoint(Record):
@@ -48,7 +48,7 @@ class SweepPoint(Record):
     added: str | None = None
     nodes: Seq[str] = ()
     cells: Seq[SweepCell]
-    gain: Gain | None = since(3, None)
+    gain: Gain | None
 
 
 @dataclass(frozen=True)

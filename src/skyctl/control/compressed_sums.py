@@ -31,18 +31,12 @@ def with_matrices(problem: Problem, profile: Profile) -> Problem:
     """The problem with the shapes that its format of sums needs; as it is where that needs none.
 
     Raises:
-        InputError: the profile does not say them, or the problem contradicts itself.
+        InputError: the problem contradicts itself.
     """
     refuse_contradictions(problem.sync_format, problem.sync_uncompressed_steps, problem.rhythm)
     if powersgd_rank(problem.sync_format) is None:
         return problem
     shape = measured_shape(profile, problem.microbatches)
-    if any(layer.gradient_matrices is None for layer in shape.layers):
-        raise InputError(
-            f"the profile of cluster {profile.cluster!r} of {profile.created} does not have the shapes of "
-            f"gradients, which --sync-format {problem.sync_format} needs",
-            hint="probe again with this version: skyctl probe WORKLOAD",
-        )
     layers = [
         layer.model_copy(update={"gradient_matrices": measured.gradient_matrices})
         for layer, measured in zip(problem.layers, shape.layers, strict=True)

@@ -19,7 +19,7 @@ from skyctl.files import newest_profile, recent_profiles, write_atomic
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.base import timestamp
 from skyctl.records.clock import is_ahead
-from skyctl.records.measurement import Measurement, ReplicaMeasurement
+from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem
 from skyctl.records.profile import Observation, Profile, Remeasurement
@@ -144,16 +144,10 @@ def _stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, fl
     for (play, stage), replica in zip(stages, done.replicas, strict=True):
         layers = play.layer_times(stage)
         planned_s = play.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
-        took_s = _layers_s(replica)
+        took_s = replica.forward_s + replica.backward_s + replica.optimizer_s
         quota = cpus.get(replica.device, 0.0) % 1.0 > 0.0
         rested = replica.idle_s + replica.transfer_s > RESTED_SHARE * done.iteration_s.median
         yield replica.device, planned_s, 0.0 if quota and rested and took_s < planned_s else took_s
-
-
-def _layers_s(replica: ReplicaMeasurement) -> float:
-    if replica.forward_s is None or replica.backward_s is None:
-        return 0.0
-    return replica.forward_s + replica.backward_s + (replica.optimizer_s or 0.0)
 
 
 def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, float]]:

@@ -128,7 +128,6 @@ def _step_over(backend: Backend, made: Plan, profile: Profile, options: PlanOpti
 
 def _compared(workload: WorkloadRef | None, profile: Profile) -> WorkloadRef | None:
     """The workload with what the profile says of its cut."""
-    known = profile.workload.comparison if profile.workload is not None else None
-    if workload is None or known is None:
+    if workload is None or profile.workload is None:
         return workload
-    return workload.model_copy(update={"uncompared": known.doubt})
+    return workload.model_copy(update={"uncompared": profile.workload.comparison.doubt})

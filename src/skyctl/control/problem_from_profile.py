@@ -44,9 +44,6 @@ HEAP_SHARE = 1.25
 RANK_BYTES = float(20 << 20)
 """Bytes a rank on a CPU holds that a probe does not: connections, their threads' heaps, buffers."""
 
-DEFAULT_REDUCE_BYTE_S = 5e-10
-"""Of a whole core, where a profile does not say: of a processor that adds 2 GB a second (docs/probing.md)."""
-
 
 def build_problem(
     profile: Profile,
@@ -178,17 +175,12 @@ def _link_byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[Devi
 def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, Any]:
     """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
 
-    A message's byte as a sum over loopback has it, and what the links take more than loopback. A profile from
-    before version 8 has neither: then ``DEFAULT_REDUCE_BYTE_S`` and a message without the sum.
+    A message's byte as a sum over loopback has it, and what the links take more than loopback.
     """
-    node = next((node for node in profile.nodes if node.name == device.node), None)
-    quota = min(1.0, node.cpus) if node is not None and is_cpu(device.id) else 1.0
     loopback = device.handling_byte_s / (2 * HANDLING_NEIGHBOURS)
     links = _link_byte_s(profile, device, devices)
     more = max(0.0, median(links) / 2 - loopback) if links else 0.0
-    passing = loopback if device.message_byte_s is None else device.message_byte_s
-    adding = DEFAULT_REDUCE_BYTE_S / quota if device.reduce_byte_s is None else device.reduce_byte_s
-    return {"reduce_byte_s": adding, "message_byte_s": passing + more}
+    return {"reduce_byte_s": device.reduce_byte_s, "message_byte_s": device.message_byte_s + more}
 
 
 def _receive_window(shape: ShapeProfile) -> int:

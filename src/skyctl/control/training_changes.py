@@ -12,7 +12,7 @@ from typing import Literal
 
 from skyctl.control.compressed_sums import with_matrices
 from skyctl.control.form_choice import PIPELINE, in_form
-from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
+from skyctl.errors import InfeasibleError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import plan as plan_problem
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Parallel, Problem
@@ -107,11 +107,8 @@ def _changed(plan: Plan, profile: Profile | None) -> Iterator[tuple[ChangeKind, 
         if form != PIPELINE and problem.sync_format in ("float32", "fixed32"):
             yield "sync format", "bfloat16", problem.model_copy(update={"sync_format": "bfloat16"})
             if profile is not None and problem.rhythm.is_synchronous:
-                try:
-                    compressed = problem.model_copy(update={"sync_format": COMPRESSED})
-                    yield "compression", COMPRESSED, with_matrices(compressed, profile)
-                except InputError:
-                    pass  # an older profile, which does not know the shapes of gradients
+                compressed = problem.model_copy(update={"sync_format": COMPRESSED})
+                yield "compression", COMPRESSED, with_matrices(compressed, profile)
         delayable = problem.rhythm.is_synchronous and problem.sync_format in ("float32", *ROUNDED_FORMATS)
         if form != PIPELINE and delayable:
             yield "sync delay", "1", problem.model_copy(update={"rhythm": Rhythm(delay=1)})

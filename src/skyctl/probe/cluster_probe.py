@@ -265,7 +265,7 @@ def _workload_profile(
     shapes: Sequence[ShapeProfile],
     comparison: CutComparison | None,
 ) -> WorkloadProfile | None:
-    if workload is None or spec is None:
+    if workload is None or spec is None or comparison is None:
         return None
     return WorkloadProfile(
         source=spec.source,

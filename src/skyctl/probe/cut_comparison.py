@@ -25,10 +25,10 @@ def known_comparison(earlier: Sequence[Profile], digest: str) -> CutComparison |
     """What an earlier probe, by this version of skyctl, has found of the same files; None: nothing."""
     for profile in earlier:
         work = profile.workload
-        if work is not None and work.digest == digest and work.comparison is not None:
-            known = work.comparison
-            if known.verdict in ("same", "unrepeatable") and known.skyctl == skyctl.__version__:
-                return known
+        if work is None or work.digest != digest or work.comparison.skyctl != skyctl.__version__:
+            continue
+        if work.comparison.verdict in ("same", "unrepeatable"):
+            return work.comparison
     return None
 
 

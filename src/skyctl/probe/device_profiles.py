@@ -69,8 +69,8 @@ def _device_profile(
         handling_byte_s=float(member.measured.get("handling_byte_s", 0.0)),
         action_s=float(member.measured.get("action_s", 0.0)),
         step_s=float(member.measured.get("step_s", 0.0)),
-        reduce_byte_s=member.measured.get("reduce_byte_s"),
-        message_byte_s=member.measured.get("message_byte_s"),
+        reduce_byte_s=float(member.measured.get("reduce_byte_s", 0.0)),
+        message_byte_s=float(member.measured.get("message_byte_s", 0.0)),
         gloo=None if gloo is None else MessageCosts.model_validate(gloo),
     )
 

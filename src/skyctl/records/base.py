@@ -8,18 +8,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
-    model_validator,
 )
 from pydantic._internal._model_construction import ModelMetaclass
 
@@ -52,11 +48,6 @@ GIB = 2**30
 """Bytes of one, wherever memory is said in words."""
 
 
-def since(version: int, default: Any, **limits: Any) -> Any:
-    """A field that files have only from ``version`` on; older files mean ``default``."""
-    return Field(default=default, json_schema_extra={"since": version}, **limits)
-
-
 class _CheckedType(ModelMetaclass):
     """Makes a record, or says what is wrong in skyctl's words; what is within a record is its validator's."""
 
@@ -86,11 +77,7 @@ def timestamp(unit: Literal["seconds", "milliseconds"] = "seconds") -> str:
 
 
 class Record(BaseModel, metaclass=_CheckedType):
-    """Frozen, strict, no unknown keys, no NaN or infinity. Unknown is None, never a made-up number.
-
-    Newer fields (``since``) that say nothing beyond their default are not written, and a file is written in
-    the oldest version that can hold it, so that an older skyctl reads what asks nothing new of it.
-    """
+    """Frozen, strict, no unknown keys, no NaN or infinity. Unknown is None, never a made-up number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -120,22 +107,6 @@ class Record(BaseModel, metaclass=_CheckedType):
         with _in_our_words(type(self)):
             super().__delattr__(name)
 
-    def version_of_values(self) -> int:
-        """The oldest version that knows all values of the fields it has had from the first."""
-        return 1
-
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        out: dict[str, Any] = handler(self)
-        if not isinstance(self, Record):  # a copy that was made without validation may hold anything
-            return out
-        for name, (_, default) in _newer(type(self)).items():
-            if getattr(self, name) == default:
-                out.pop(name, None)
-        if "version" in out:
-            out["version"] = _needed_version(self)
-        return out
-
 
 def require_record(value: object, cls: type[Record], function: str) -> None:
     """Raises InputError where a function of the Python API is given anything else than that record."""
@@ -146,45 +117,13 @@ def require_record(value: object, cls: type[Record], function: str) -> None:
         )
 
 
-@cache
-def _newer(cls: type[Record]) -> dict[str, tuple[int, Any]]:
-    """By field that came after version 1: the version, and the default."""
-    found: dict[str, tuple[int, Any]] = {}
-    for name, field in cls.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and isinstance(version := extra.get("since"), int):
-            found[name] = (version, field.default)
-    return found
-
-
-def _needed_version(value: object) -> int:
-    """The oldest version in which a record, and all that is in it, can be written."""
-    if isinstance(value, Record):
-        newer = _newer(type(value))
-        own = (v for name, (v, default) in newer.items() if getattr(value, name) != default)
-        inside = (_needed_version(item) for _, item in value)
-        return max((value.version_of_values(), *own, *inside))
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple) and value and not isinstance(value[0], (int, float, str)):
-        return max(map(_needed_version, value))
-    return 1
-
-
 class FileRecord(Record):
     """A record that is a file of its own. Subclasses give ``kind`` and ``version`` with literal defaults.
 
-    A file of an older version is read as one of today's.
+    A file of another version is refused, but for older ones of a class with ``reads_older``.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _older(cls, raw: Any) -> Any:
-        newest = cls.model_fields["version"].default
-        given = raw.get("version") if isinstance(raw, dict) else None
-        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < newest:
-            return {**raw, "version": newest}
-        return raw
+    reads_older: ClassVar[bool] = False
 
     def to_json(self) -> str:
         """The file's text: indented JSON, one final newline."""
@@ -201,6 +140,15 @@ _USES = {
     "skyctl/profile": "a profile is planned from with skyctl plan WORKLOAD --profile {file}",
 }
 """What a file of a kind is for, to whoever gave it in another one's place."""
+_ANEW = {
+    "skyctl/plan": "make it anew: skyctl plan WORKLOAD -o {file}",
+    "skyctl/profile": "measure again: skyctl probe WORKLOAD",
+    "skyctl/measurement": "start a run anew: skyctl launch PLAN",
+    "skyctl/run": "go on with it with the skyctl that started it, or start anew: skyctl launch PLAN",
+    "skyctl/setups": "remove it, and make it anew: skyctl setup",
+    "skyctl/lab": "end the lab with the skyctl that made it, or remove {file}, and: skyctl lab up lab.yaml",
+}
+"""How to come to a file of this version, to whoever has one of another."""
 
 
 def parse(cls: type[R], text: str | bytes, source: str) -> R:
@@ -211,14 +159,13 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
         source: what to call it in an error (a path).
 
     Raises:
-        RecordError: not JSON, another kind, a newer version, or fields that do not fit.
+        RecordError: not JSON, another kind or version, or fields that do not fit.
     """
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise RecordError(f"{source} is not JSON: {exc}") from exc
     kind = cls.model_fields["kind"].default
-    newest = cls.model_fields["version"].default
     if not isinstance(raw, dict):
         raise RecordError(
             f"{source} must hold a JSON object of kind {kind!r}, it holds a {type(raw).__name__}"
@@ -230,16 +177,26 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
             f"{source} must be of kind {kind!r}, its kind is {found!r}",
             hint=use.format(file=shlex.quote(source)) if use is not None else None,
         )
-    version = raw.get("version")
-    if isinstance(version, int) and version > newest:
-        raise RecordError(
-            f"{source} is {kind} version {version}; this skyctl reads up to version {newest}",
-            hint="upgrade skyctl, or make the file again with this one",
-        )
+    _require_version(cls, raw.get("version"), source)
     try:
         return cls.model_validate_json(text)
     except InvalidRecordError as exc:
         raise RecordError(f"{source}: {describe(exc, cls)}") from exc
+
+
+def _require_version(cls: type[FileRecord], version: object, source: str) -> None:
+    """Raises RecordError where a file is of a version that this skyctl does not read."""
+    kind, newest = cls.model_fields["kind"].default, cls.model_fields["version"].default
+    if cls.reads_older:
+        if isinstance(version, int) and version > newest:
+            raise RecordError(
+                f"{source} is {kind} version {version}; this skyctl reads up to version {newest}",
+                hint="upgrade skyctl, or write the file in a version that this one reads",
+            )
+    elif version is None or (isinstance(version, int) and version != newest):
+        given = "without a version" if version is None else f"version {version}"
+        anew = _ANEW.get(kind, "make it anew with this skyctl").format(file=shlex.quote(source))
+        raise RecordError(f"{source} is {kind} {given}; this skyctl reads version {newest} only", hint=anew)
 
 
 def describe(

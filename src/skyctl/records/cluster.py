@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from skyctl.records.backend import BackendRequest
-from skyctl.records.base import Count, FileRecord, Name, Positive, Record, Seq, since
+from skyctl.records.base import Count, FileRecord, Name, Positive, Record, Seq
 
 DEVICE = re.compile(r"^(cpu|[a-z]+:\d+)$")
 
@@ -95,7 +95,7 @@ class Cluster(Record):
     name: Name
     nodes: Seq[Node] = Field(min_length=1)
     groups: dict[str, Seq[str]] = Field(default_factory=dict)
-    backend: BackendRequest | None = since(2, None)
+    backend: BackendRequest | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from skyctl.records.backend import Backend
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq
 from skyctl.records.interval import Interval
 
 LEAST_UNEVEN_STEPS = 19
@@ -42,11 +42,11 @@ class ReplicaPredicted(Record):
     compute_s: Seconds
     idle_s: Seconds
     memory_bytes: Bytes
-    forward_s: Seconds | None = since(2, None)
-    backward_s: Seconds | None = since(2, None)
-    optimizer_s: Seconds | None = since(2, None)
-    input_message_s: Seconds | None = since(2, None)
-    gradient_message_s: Seconds | None = since(2, None)
+    forward_s: Seconds
+    backward_s: Seconds
+    optimizer_s: Seconds
+    input_message_s: Seconds | None
+    gradient_message_s: Seconds | None
 
 
 class ReplicaMeasurement(Record):
@@ -66,14 +66,14 @@ class ReplicaMeasurement(Record):
     idle_s: Seconds
     peak_memory_bytes: Bytes | None
     predicted: ReplicaPredicted
-    forward_s: Seconds | None = since(2, None)
-    backward_s: Seconds | None = since(2, None)
-    optimizer_s: Seconds | None = since(2, None)
-    input_message_s: Seconds | None = since(2, None)
-    gradient_message_s: Seconds | None = since(2, None)
-    layers_spread: float | None = since(3, None)
-    sync_s: Seconds | None = since(5, None)
-    layer_steps_s: Seq[Seconds] = since(6, ())
+    forward_s: Seconds
+    backward_s: Seconds
+    optimizer_s: Seconds
+    input_message_s: Seconds | None
+    gradient_message_s: Seconds | None
+    layers_spread: float | None
+    sync_s: Seconds | None
+    layer_steps_s: Seq[Seconds]
 
 
 class Difference(Record):
@@ -100,7 +100,7 @@ class ValidationMeasurement(Record):
 
     step: Index
     loss: float
-    metrics: dict[Name, float | None] | None = since(4, None)
+    metrics: dict[Name, float | None] | None
 
 
 class OwnerMeasurement(Record):
@@ -144,15 +144,15 @@ class Measurement(FileRecord):
     final_loss: float
     attempts: Count
     weights: str | None
-    validation: Seq[ValidationMeasurement] = since(2, ())
-    trace: str | None = since(2, None)
-    differences: Seq[Difference] = since(2, ())
-    predicted_interval: Interval | None = since(3, None)
-    sync_s: Seconds | None = since(5, None)
-    predicted_sync_s: Seconds | None = since(5, None)
-    owners: Seq[OwnerMeasurement] = since(6, ())
-    mean_iteration_s: Seconds | None = since(6, None)
-    backend: Backend | None = since(7, None)
+    validation: Seq[ValidationMeasurement] = ()
+    trace: str | None = None
+    differences: Seq[Difference] = ()
+    predicted_interval: Interval | None
+    sync_s: Seconds | None = None
+    predicted_sync_s: Seconds | None = None
+    owners: Seq[OwnerMeasurement] = ()
+    mean_iteration_s: Seconds | None = None
+    backend: Backend | None
 
     @model_validator(mode="after")
     def _explains_its_replicas(self) -> Measurement:

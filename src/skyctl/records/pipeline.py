@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Count, Index, Name, Record, Seq, since
+from skyctl.records.base import Count, Index, Name, Record, Seq
 
 
 class PlacedStage(Record):
@@ -18,8 +18,8 @@ class PlacedStage(Record):
     stop: Count
     device: Name
     in_flight: Count
-    recompute: bool = since(2, False)
-    weights_behind: Index = since(2, 0)
+    recompute: bool = False
+    weights_behind: Index = 0
 
     @model_validator(mode="after")
     def _not_empty(self) -> PlacedStage:
@@ -36,7 +36,7 @@ class Pipeline(Record):
 
     stages: Seq[PlacedStage] = Field(min_length=1)
     microbatches: Count
-    local_steps: Count | None = since(11, None)
+    local_steps: Count | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Pipeline:

@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from skyctl.errors import InputError
 from skyctl.records.backend import BackendChoice
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq
 from skyctl.records.cluster import node_of
 from skyctl.records.interval import Interval
 from skyctl.records.pipeline import Pipeline, PlacedStage
@@ -54,8 +54,8 @@ class GridReplica(Record):
     device: Name
     microbatches: Count
     in_flight: Count
-    recompute: bool = since(2, False)
-    weights_behind: Index = since(2, 0)
+    recompute: bool
+    weights_behind: Index
 
 
 class GridStage(Record):
@@ -93,9 +93,9 @@ class Prediction(Record):
     iteration_s: Seconds
     bottleneck_s: Seconds
     replicas: Seq[ReplicaPrediction]
-    interval: Interval | None = since(7, None)
-    sync_s: Seconds = since(8, 0.0)
-    stale: StalePrediction | None = since(11, None)
+    interval: Interval | None = None
+    sync_s: Seconds = 0.0
+    stale: StalePrediction | None = None
 
 
 class Witness(Record):
@@ -109,7 +109,7 @@ class Witness(Record):
 
     layer_prices: Seq[float] = ()
     place_prices: Seq[Annotated[float, Field(ge=0)]] = ()
-    route_prices: Seq[RoutePrices] = since(9, ())
+    route_prices: Seq[RoutePrices] = ()
 
     @model_validator(mode="after")
     def _prices_something(self) -> Witness:
@@ -145,8 +145,8 @@ class Certificate(Record):
     gap: float | None
     method: str
     wall_s: Seconds
-    witness: Witness | None = since(6, None)
-    whole_blocks: WholeBlocksProof | None = since(6, None)
+    witness: Witness | None = None
+    whole_blocks: WholeBlocksProof | None = None
 
 
 class FormOutcome(Record):
@@ -188,7 +188,7 @@ class Contradiction(Record):
 class Plan(FileRecord):
     """An envelope (problem, prediction, certificate) around pipelines, side by side where there are several.
 
-    A plan of one pipeline is written in the form ``grid`` (``stages``), which every version reads.
+    A plan of one pipeline is written in the form ``grid`` (``stages``).
     ``encrypted``: its links were measured through TLS, and it is run so. ``contradictions``: what runs saw
     and nothing has settled yet; the next launch or comparison of the workload measures those nodes again.
     ``pipeline_iteration_s``: the predicted step of a pipeline for the same batch, beside which a plan whose
@@ -207,13 +207,13 @@ class Plan(FileRecord):
     unused: Seq[Unused] = ()
     predicted: Prediction
     certificate: Certificate
-    machines: Seq[Machine] = since(3, ())
-    encrypted: bool = since(4, False)
-    contradictions: Seq[Contradiction] = since(7, ())
-    sync: Sync | None = since(8, None)
-    pipeline_iteration_s: Seconds | None = since(8, None)
-    forms: Seq[FormOutcome] = since(10, ())
-    backend: BackendChoice | None = since(12, None)
+    machines: Seq[Machine] = ()
+    encrypted: bool = False
+    contradictions: Seq[Contradiction] = ()
+    sync: Sync | None = None
+    pipeline_iteration_s: Seconds | None = None
+    forms: Seq[FormOutcome] = ()
+    backend: BackendChoice | None = None
 
     @property
     def stages(self) -> tuple[GridStage, ...]:
@@ -275,14 +275,6 @@ class Plan(FileRecord):
         """Predicted seconds for the samples of a synchronous step, comparable between rhythms."""
         return self.predicted.iteration_s / self.steps_per_iteration
 
-    def version_of_values(self) -> int:
-        """7 where one device alone is the strategy, 8 for several pipelines, 9 where others help to sum."""
-        if self.helpers:
-            return 9
-        if self.form != "grid":
-            return 8
-        return 7 if self.strategy == "alone" else 1
-
     @model_validator(mode="before")
     @classmethod
     def _from_grid(cls, raw: Any) -> Any:
@@ -313,7 +305,7 @@ class Plan(FileRecord):
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        out = super()._dump(handler)
+        out: dict[str, Any] = handler(self)
         if isinstance(self, Plan) and self.form == "grid" and "pipelines" in out:
             at = {"stages": [stage.model_dump() for stage in self.stages]}
             out = dict(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,6 @@ from skyctl.records.base import (
     Record,
     Seconds,
     Seq,
-    since,
 )
 from skyctl.records.cluster import node_of
 from skyctl.records.rhythm import Rhythm
@@ -57,9 +56,9 @@ class Layer(Record):
     activation_bytes: Bytes
     output_bytes: Bytes
     workspace_bytes: Bytes = 0.0
-    deferred_bytes: Bytes = since(2, 0.0)
-    gradient_bytes: Bytes | None = since(8, None)
-    gradient_matrices: Seq[MatrixSize] | None = since(11, None)
+    deferred_bytes: Bytes = 0.0
+    gradient_bytes: Bytes | None = None
+    gradient_matrices: Seq[MatrixSize] | None = None
 
 
 class Device(Record):
@@ -82,14 +81,14 @@ class Device(Record):
     flops_per_s: Positive
     memory_bytes: Bytes | None
     reserved_bytes: Bytes = 0.0
-    handling_s: Seconds = since(2, 0.0)
-    neighbour_s: Seconds = since(5, 0.0)
-    action_s: Seconds = since(5, 0.0)
-    time_uncertainty: Uncertainty | None = since(7, None)
-    overhead_uncertainty: Uncertainty | None = since(7, None)
-    reduce_byte_s: Seconds = since(8, 0.0)
-    message_byte_s: Seconds = since(8, 0.0)
-    step_factors: Seq[Positive] = since(11, ())
+    handling_s: Seconds = 0.0
+    neighbour_s: Seconds = 0.0
+    action_s: Seconds = 0.0
+    time_uncertainty: Uncertainty | None = None
+    overhead_uncertainty: Uncertainty | None = None
+    reduce_byte_s: Seconds = 0.0
+    message_byte_s: Seconds = 0.0
+    step_factors: Seq[Positive] = ()
 
 
 class Tie(Record):
@@ -112,8 +111,8 @@ class LayerTimes(Record):
     forward_s: Seq[Seconds]
     backward_s: Seq[Seconds]
     optimizer_s: Seq[Seconds]
-    weight_s: Seq[Seconds] | None = since(2, None)
-    split_s: Seq[Seconds] | None = since(2, None)
+    weight_s: Seq[Seconds] | None = None
+    split_s: Seq[Seconds] | None = None
 
 
 class Link(Record):
@@ -127,9 +126,9 @@ class Link(Record):
     target: Name
     latency_s: Seconds
     bandwidth_bytes_per_s: Positive
-    dtype: LinkDtype | None = since(2, None)
-    sent_share: Positive = since(2, 1.0)
-    uncertainty: Uncertainty | None = since(7, None)
+    dtype: LinkDtype | None = None
+    sent_share: Positive = 1.0
+    uncertainty: Uncertainty | None = None
 
 
 class SharedResource(Record):
@@ -142,6 +141,8 @@ class SharedResource(Record):
 
 class Problem(FileRecord):
     """The planner's whole input: everything that a plan depends on, and nothing else.
+
+    Files of older versions are read, too: each version so far only added fields that may be left out.
 
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
@@ -157,6 +158,7 @@ class Problem(FileRecord):
     pipeline over all of them or fewer. None: all pipelines share the same batches.
     """
 
+    reads_older: ClassVar[bool] = True
     kind: Literal["skyctl/problem"] = "skyctl/problem"
     version: Literal[13] = 13
     layers: Seq[Layer] = Field(min_length=1)
@@ -170,23 +172,24 @@ class Problem(FileRecord):
     receive_window: Index = 0
     schedule: Schedule = "1f1b"
     objective: Objective = "iteration"
-    recompute: bool = since(2, False)
-    parallel: Parallel = since(8, "pipeline")
-    sync_format: SyncFormat = since(8, "float32")
-    sync: SyncRoutes = since(9, "auto")
-    helpers: Seq[Name] | None = since(9, None)
-    ties: Seq[Tie] = since(8, ())
-    rhythm: Rhythm = since(11, Rhythm())
-    sync_uncompressed_steps: Index = since(11, 0)
-    owners: Seq[Seq[Name]] | None = since(11, None)
+    recompute: bool = False
+    parallel: Parallel = "pipeline"
+    sync_format: SyncFormat = "float32"
+    sync: SyncRoutes = "auto"
+    helpers: Seq[Name] | None = None
+    ties: Seq[Tie] = ()
+    rhythm: Rhythm = Rhythm()
+    sync_uncompressed_steps: Index = 0
+    owners: Seq[Seq[Name]] | None = None
 
-    def version_of_values(self) -> int:
-        """11, 9 for a sync format that older versions don't know, 10 for hybrids."""
-        if powersgd_rank(self.sync_format) is not None:
-            return 11
-        if self.parallel == "hybrid":
-            return 10
-        return 1 if self.sync_format in ("float32", "bfloat16") else 9
+    @model_validator(mode="before")
+    @classmethod
+    def _from_older(cls, raw: Any) -> Any:
+        newest = cls.model_fields["version"].default
+        given = raw.get("version") if isinstance(raw, dict) else None
+        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < newest:
+            return {**raw, "version": newest}
+        return raw
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:

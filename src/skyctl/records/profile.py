@@ -19,7 +19,6 @@ from skyctl.records.base import (
     Record,
     Seconds,
     Seq,
-    since,
 )
 from skyctl.records.problem import Tie
 
@@ -50,11 +49,11 @@ class NodeProfile(Record):
     memory_available_bytes: Bytes
     address: str | None
     interface: str | None
-    skyctl: str | None = since(3, None)
-    numa_nodes: Count | None = since(3, None)
-    site: str | None = since(3, None)
-    max_cpu_isa: str | None = since(6, None)
-    quota_period_s: Positive | None = since(7, None)
+    skyctl: str
+    numa_nodes: Count | None
+    site: str | None
+    max_cpu_isa: str | None
+    quota_period_s: Positive | None
 
 
 class LayerTiming(Record):
@@ -74,9 +73,9 @@ class LayerTiming(Record):
     spread: float | None = None
     repeats: Index = 0
     skipped: str | None = None
-    weight_s: Seconds | None = since(2, None)
-    split_s: Seconds | None = since(2, None)
-    interval: float | None = since(3, None)
+    weight_s: Seconds | None = None
+    split_s: Seconds | None = None
+    interval: float | None = None
 
 
 class Conditions(Record):
@@ -95,8 +94,8 @@ class Conditions(Record):
     others_cpus: float | None = None
     share: float | None = None
     notes: Seq[str] = ()
-    stolen_share: float | None = since(7, None)
-    halted_share: float | None = since(7, None)
+    stolen_share: float | None = None
+    halted_share: float | None = None
 
 
 class MessageCosts(Record):
@@ -118,7 +117,7 @@ class DeviceProfile(Record):
     ``measured``: when its layers were (ISO; None: when the profile was made). ``fingerprint``: what must be
     the same for its timings to hold.
     ``reduce_byte_s``: processor seconds to add one byte of float32 gradient that was received to one's own.
-    ``message_byte_s``: processor seconds to send, or to receive, one byte. None: not measured.
+    ``message_byte_s``: processor seconds to send, or to receive, one byte.
     ``gloo``: what messages cost over Gloo, where all other figures are of the backend ``skyctl``; None: not
     measured.
     """
@@ -133,16 +132,16 @@ class DeviceProfile(Record):
     reserved_bytes: Bytes
     flops_per_s: Positive
     timings: Seq[LayerTiming] = ()
-    handling_s: Seconds = since(2, 0.0)
-    handling_byte_s: Seconds = since(2, 0.0)
-    action_s: Seconds = since(5, 0.0)
-    step_s: Seconds = since(7, 0.0)
-    measured: str | None = since(3, None)
-    fingerprint: str | None = since(3, None)
-    conditions: Conditions | None = since(3, None)
-    reduce_byte_s: Seconds | None = since(8, None)
-    message_byte_s: Seconds | None = since(8, None)
-    gloo: MessageCosts | None = since(12, None)
+    handling_s: Seconds
+    handling_byte_s: Seconds
+    action_s: Seconds
+    step_s: Seconds
+    measured: str | None = None
+    fingerprint: str | None = None
+    conditions: Conditions | None = None
+    reduce_byte_s: Seconds
+    message_byte_s: Seconds
+    gloo: MessageCosts | None
 
 
 class LinkProfile(Record):
@@ -158,10 +157,10 @@ class LinkProfile(Record):
     latency_s: Seconds | None = None
     bandwidth_bytes_per_s: Positive | None = None
     error: str | None = None
-    measured: str | None = since(3, None)
-    estimated: bool = since(3, False)
-    source_byte_s: Seconds | None = since(5, None)
-    target_byte_s: Seconds | None = since(5, None)
+    measured: str | None = None
+    estimated: bool = False
+    source_byte_s: Seconds | None = None
+    target_byte_s: Seconds | None = None
 
 
 class LineProfile(Record):
@@ -219,8 +218,8 @@ class Observation(Record):
     message_bytes: Bytes | None = None
     probed_s: Seconds
     seen_s: Seconds
-    layers_spread: float | None = since(7, None)
-    step_factors: Seq[Positive] = since(11, ())
+    layers_spread: float | None = None
+    step_factors: Seq[Positive] = ()
 
 
 class Remeasurement(Record):
@@ -239,9 +238,9 @@ class Remeasurement(Record):
 class LayerCosts(Record):
     """One layer at one microbatch size, counted from the real thing (see ``workload/costs.py``).
 
-    ``gradient_bytes``: of its trained parameters' gradients in float32; None: not counted.
+    ``gradient_bytes``: of its trained parameters' gradients in float32.
     ``gradient_matrices``: (rows, columns) of its trained parameters of two dimensions or more, rows being the
-    first dimension; None: not counted.
+    first dimension.
     """
 
     name: Name
@@ -251,9 +250,9 @@ class LayerCosts(Record):
     activation_bytes: Bytes
     output_bytes: Bytes
     workspace_bytes: Bytes
-    deferred_bytes: Bytes = since(2, 0.0)
-    gradient_bytes: Bytes | None = since(8, None)
-    gradient_matrices: Seq[MatrixSize] | None = since(11, None)
+    deferred_bytes: Bytes
+    gradient_bytes: Bytes
+    gradient_matrices: Seq[MatrixSize]
 
 
 class ShapeProfile(Record):
@@ -289,7 +288,7 @@ class CutComparison(Record):
 class WorkloadProfile(Record):
     """The workload that was probed, at every microbatch size that may be chosen.
 
-    ``ties``: its layers that share trained parameters. ``comparison``: None: an earlier version measured it.
+    ``ties``: its layers that share trained parameters. ``comparison``: of its cut with the model itself.
     """
 
     source: str
@@ -297,8 +296,8 @@ class WorkloadProfile(Record):
     batch_size: Count
     dtype: str
     shapes: Seq[ShapeProfile]
-    ties: Seq[Tie] = since(8, ())
-    comparison: CutComparison | None = None
+    ties: Seq[Tie]
+    comparison: CutComparison
 
 
 class NodeFailure(Record):
@@ -325,13 +324,13 @@ class Profile(FileRecord):
     links: Seq[LinkProfile]
     workload: WorkloadProfile | None = None
     failures: Seq[NodeFailure] = ()
-    lines: Seq[LineProfile] = since(2, ())
-    sites: Seq[SiteProfile] = since(3, ())
-    uplinks: Seq[UplinkProfile] = since(3, ())
-    observations: Seq[Observation] = since(3, ())
-    encrypted: bool = since(4, False)
-    remeasurements: Seq[Remeasurement] = since(7, ())
-    interrupted: bool = since(11, False)
+    lines: Seq[LineProfile]
+    sites: Seq[SiteProfile]
+    uplinks: Seq[UplinkProfile]
+    observations: Seq[Observation] = ()
+    encrypted: bool
+    remeasurements: Seq[Remeasurement] = ()
+    interrupted: bool
 
 
 def unconverged(timings: Sequence[LayerTiming], limit: float = CONVERGED_INTERVAL) -> list[LayerTiming]:

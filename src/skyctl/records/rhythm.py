@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Count, Index, Positive, Record, Seq, since
+from skyctl.records.base import Count, Index, Positive, Record, Seq
 
 AUTO_STEPS: Literal["auto"] = "auto"
 """Local steps in proportion to speed, so many that averages take little of a round."""
@@ -38,16 +38,16 @@ class Rhythm(Record):
             parallel, Ho et al., NIPS 2013); None: any number.
     """
 
-    delay: Literal[0, 1] = since(11, 0)
-    undelayed_steps: Index = since(11, 0)
-    local_steps: Count | Annotated[Seq[Count], Field(min_length=1)] | Literal["auto"] | None = since(11, None)
-    prox_mu: float = since(11, 0.0, ge=0)
-    outer_lr: float = since(13, 1.0, gt=0)
-    outer_momentum: float = since(13, 0.0, ge=0, lt=1)
-    clients_per_round: Count | None = since(11, None)
-    drop_stragglers: bool = since(11, False)
-    round_deadline_s: Positive | None = since(11, None)
-    staleness: Index | None = since(11, 0)
+    delay: Literal[0, 1] = 0
+    undelayed_steps: Index = 0
+    local_steps: Count | Annotated[Seq[Count], Field(min_length=1)] | Literal["auto"] | None = None
+    prox_mu: float = Field(default=0.0, ge=0)
+    outer_lr: float = Field(default=1.0, gt=0)
+    outer_momentum: float = Field(default=0.0, ge=0, lt=1)
+    clients_per_round: Count | None = None
+    drop_stragglers: bool = False
+    round_deadline_s: Positive | None = None
+    staleness: Index | None = 0
 
     @property
     def is_synchronous(self) -> bool:

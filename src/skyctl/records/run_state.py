@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq, since
+from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
 SCRIPT = "script"
@@ -56,7 +56,7 @@ class RunAttempt(Record):
     why: Name
     from_step: Index
     planned: bool = False
-    trial: bool = since(1, False)
+    trial: bool = False
     devices: Seq[Name] = ()
     predicted_iteration_s: float | None = None
     error: str | None = None
@@ -111,8 +111,8 @@ class RunState(FileRecord):
     sessions: Seq[NodeSession] = ()
     away: Seq[Name] = ()
     lost: dict[str, str] = Field(default_factory=dict)
-    untrusted: Seq[Name] = since(1, ())
-    init_from: InitialWeights | None = since(1, None)
+    untrusted: Seq[Name] = ()
+    init_from: InitialWeights | None = None
     attempts: Seq[RunAttempt] = ()
 
     @property

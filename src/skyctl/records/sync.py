@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq
 from skyctl.records.pipeline import Pipeline
 from skyctl.records.problem import Problem
 from skyctl.records.sync_format import SyncFormat, powersgd_rank
@@ -60,11 +60,7 @@ class Sync(Record):
     format: SyncFormat = "float32"
     chunk_bytes: Count = 262144
     groups: Seq[SyncGroup] = Field(min_length=1)
-    uncompressed_steps: Index = since(11, 0)
-
-    def version_of_values(self) -> int:
-        """11 where weights are summed, or in a format that older versions don't know."""
-        return 1 if self.of == "gradients" and powersgd_rank(self.format) is None else 11
+    uncompressed_steps: Index = 0
 
     @model_validator(mode="after")
     def _compresses(self) -> Sync:

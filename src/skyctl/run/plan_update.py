@@ -361,10 +361,7 @@ def missing_figures(problem: Problem, run: Problem, node: str) -> str | None:
 
 
 def _from_profile(name: str, plan: Plan, run: Problem, cluster: Cluster) -> Problem | None:
-    """The problem from the newest of the cluster's profiles that has the node with this workload.
-
-    One that does not say what sums take is passed over where the run's form has them.
-    """
+    """The problem from the newest of the cluster's profiles that has the node with this workload."""
     ref = plan.workload
     profiles = recent_profiles(cluster.name)
     for profile in profiles:
@@ -375,8 +372,6 @@ def _from_profile(name: str, plan: Plan, run: Problem, cluster: Cluster) -> Prob
             continue
         devices = [device for device in profile.devices if device.node == name]
         if known.source != ref.source or not devices:
-            continue
-        if run.parallel != PIPELINE and any(one.message_byte_s is None for one in devices):
             continue
         try:
             made = _build_problem(gather_evidence(profile, profiles), run, costs_of(plan))

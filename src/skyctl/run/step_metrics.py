@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
+from typing import TypedDict
 
 from skyctl.compare.deviation import find_differences
 from skyctl.control.observations import tells_layer_times
@@ -36,8 +37,16 @@ KEPT_STEPS = 5_000
 memory and time that a launcher needs for a step do not grow with their number."""
 PACE_STEPS = 1_000
 """The pace is that of so many last steps."""
-TIME_PARTS = ("forward_s", "backward_s", "optimizer_s", "input_message_s", "gradient_message_s")
-"""The parts of a stage's time, as its rank measures them and as the plan's prediction has them."""
+
+
+class TimeParts(TypedDict):
+    """The parts of a stage's time, as its rank measures them and as the plan's prediction has them."""
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    input_message_s: float | None
+    gradient_message_s: float | None
 
 
 @dataclass
@@ -220,14 +229,14 @@ def build_measurement(
     ranks: Sequence[RankSpec],
     collected: StepCollector,
     weights: str | None,
-    simulations: Sequence[SimulationInput] = (),
+    simulations: Sequence[SimulationInput],
 ) -> Measurement:
     """The record of one attempt. Its first step is warm-up and is left out of the medians where it can be.
 
     Args:
         weights: path of the trained weights, or None.
         simulations: by pipeline, what the plan's prediction comes from, for the predicted parts of a stage's
-            time; empty: not known.
+            time.
     """
     first, done = collected.first, collected.reported
     steps = tuple(
@@ -239,7 +248,7 @@ def build_measurement(
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     stages = [
         predicted_time_parts(simulation, stage, pipeline.local_steps or 1)
-        for simulation, pipeline in zip(simulations, plan.pipelines, strict=bool(simulations))
+        for simulation, pipeline in zip(simulations, plan.pipelines, strict=True)
         for stage in range(len(simulation.stages))
     ]
     replicas = []
@@ -257,7 +266,7 @@ def build_measurement(
                     compute_s=promised.compute_s,
                     idle_s=promised.idle_s,
                     memory_bytes=promised.memory_bytes,
-                    **(stages[rank.rank] if stages else predicted_time_parts(None, 0)),
+                    **stages[rank.rank],
                 ),
                 **measured_time_parts(events),
                 layers_spread=layers_spread(events),
@@ -285,12 +294,15 @@ def build_measurement(
     )
 
 
-def measured_time_parts(events: Sequence[StepEvent]) -> dict[str, float | None]:
-    """By name of ``TIME_PARTS``, the median over one rank's steps; None where no step has that figure."""
-    parts: dict[str, float | None] = {}
-    for name in TIME_PARTS:
-        parts[name] = _median_or_none(getattr(event, name) for event in events)
-    return parts
+def measured_time_parts(events: Sequence[StepEvent]) -> TimeParts:
+    """The medians over one rank's steps; of a message None where no step waited for one."""
+    return {
+        "forward_s": median(event.forward_s for event in events),
+        "backward_s": median(event.backward_s for event in events),
+        "optimizer_s": median(event.optimizer_s for event in events),
+        "input_message_s": _median_or_none(event.input_message_s for event in events),
+        "gradient_message_s": _median_or_none(event.gradient_message_s for event in events),
+    }
 
 
 def _median_or_none(values: Iterable[float | None]) -> float | None:
@@ -319,15 +331,11 @@ def _mean_iteration_s(collected: StepCollector, steps: Sequence[int]) -> float:
     return fmean(map(fmean, each))
 
 
-def predicted_time_parts(
-    simulation: SimulationInput | None, stage: int, local_steps: int = 1
-) -> dict[str, float | None]:
+def predicted_time_parts(simulation: SimulationInput, stage: int, local_steps: int = 1) -> TimeParts:
     """The same of the plan: the layers' forward and backward of a whole step, a message's way unqueued.
 
     ``local_steps``: where a step is a round, how many of them it is.
     """
-    if simulation is None:
-        return dict.fromkeys(TIME_PARTS)
     times, count = simulation.layer_times(stage), local_steps * simulation.microbatches
     return {
         "forward_s": count * times.forward_s,

@@ -6,7 +6,7 @@ Paths in it are absolute: whoever goes on with the run may do so from another fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -106,9 +106,7 @@ def options_of(state: RunState) -> RunOptions:
 
 def connect_of(state: RunState) -> ConnectOptions:
     """How the run's nodes are reached; RecordError where the state does not say."""
-    known = {field.name for field in fields(ConnectOptions)}
-    asked = {key: value for key, value in _part(state, "connect").items() if key in known}
-    return _rebuilt(state, lambda: ConnectOptions(**asked))
+    return _rebuilt(state, lambda: ConnectOptions(**_part(state, "connect")))
 
 
 def cluster_of(state: RunState) -> Cluster:

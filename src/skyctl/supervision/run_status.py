@@ -121,7 +121,7 @@ def inspect_run(run_id: str) -> InspectedRun:
     paths = RunPaths(run_id)
     if not paths.state.is_file():
         raise InputError(
-            f"run {run_id} has no state.json: it was a part of a comparison, or is of an older skyctl",
+            f"run {run_id} has no state.json: it was a part of a comparison",
             hint=f"what it has lies in {paths.folder}",
         )
     state = read_record(RunState, paths.state)

@@ -280,15 +280,15 @@ class BatchExample:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BatchExample:
-        """The example that ``asdict`` described, here or in an earlier version; WorkloadError for another."""
+        """The example that ``asdict`` described; WorkloadError for another."""
         inputs, targets = (
             tuple(_read_tensor_example(v) for v in values[side]) for side in ("inputs", "targets")
         )
         return cls(
             inputs,
             targets,
-            read_structure(values, "inputs_structure", "inputs_tuple", len(inputs)),
-            read_structure(values, "targets_structure", "targets_tuple", len(targets)),
+            read_structure(values, "inputs_structure", len(inputs)),
+            read_structure(values, "targets_structure", len(targets)),
         )
 
     def make(self, samples: int, generator: torch.Generator | None) -> Batch:

@@ -86,7 +86,7 @@ def _parse_boundary(values: Mapping[str, Any], samples: int) -> LayerBoundary:
     for tensor in values["tensors"]:
         shape = tuple(fixed + each * samples for fixed, each in tensor["shape"])
         tensors.append(TensorSpec(shape, tensor["dtype"], tensor["requires_grad"]))
-    return LayerBoundary(tensors, read_structure(values, "structure", "is_tuple", len(tensors)))
+    return LayerBoundary(tensors, read_structure(values, "structure", len(tensors)))
 
 
 def boundary_of(value: Value) -> LayerBoundary:

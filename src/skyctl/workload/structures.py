@@ -234,17 +234,15 @@ def describe_structure(structure: Structure, tensors: Iterator[str]) -> str:
     return f"({', '.join([describe_structure(part, tensors) for part in structure['tuple']])})"
 
 
-def read_structure(values: Mapping[str, Any], key: str, older_key: str, tensors: int) -> Structure:
+def read_structure(values: Mapping[str, Any], key: str, tensors: int) -> Structure:
     """The structure of so many tensors that another process, or an earlier run, has written into ``values``.
 
-    Args:
-        older_key: where a version before wrote only whether it was a flat tuple.
-
     Raises:
-        WorkloadError: it is no structure, or one of more or fewer tensors.
+        WorkloadError: it is missing, is no structure, or one of more or fewer tensors.
     """
-    older = {"tuple": [None] * tensors} if values.get(older_key) else None
-    structure: Structure = values.get(key, older)
+    if key not in values:
+        raise WorkloadError(f"a workload's description has no {key}")
+    structure: Structure = values[key]
     if _count_tensors(structure, 1) != tensors:
         raise WorkloadError(f"a workload's description has {tensors} tensors and a {key} of another number")
     return structure

@@ -90,7 +90,6 @@ def test_a_round_is_the_slowest_owners_steps_and_the_average() -> None:
     assert predict(made.problem, made) == made.predicted
     again = parse(Plan, made.to_json(), "a file")
     assert again == made
-    assert '"version": 11' in made.to_json()
 
 
 def test_fedprox_costs_two_passes_a_step_and_auto_levels_the_work() -> None:
@@ -132,7 +131,6 @@ def test_an_outer_step_costs_passes_a_round_and_keeps_its_momentum(
         assert outside.predicted.iteration_s - plain.predicted.iteration_s == pytest.approx(
             (passes + begins) * pass_s
         )
-        assert '"version": 13' in outside.to_json()
     held = [stage.stop - stage.start for one in plain.pipelines for stage in one.stages]
     memory = [[one.memory_bytes or 0 for one in found.predicted.replicas] for found in (plain, still, moving)]
     for layers, without, slow, fast in zip(held, *memory, strict=True):
@@ -140,7 +138,6 @@ def test_an_outer_step_costs_passes_a_round_and_keeps_its_momentum(
         assert fast - slow == pytest.approx(layers * SIZE)
     same = made(outer_lr=1.0, outer_momentum=0.0)
     assert same.predicted == plain.predicted
-    assert '"version": 11' in same.to_json()
     for wrong in (plain, still):
         changed = moving.model_copy(update={"predicted": wrong.predicted})
         assert not verify(moving.problem, changed).ok

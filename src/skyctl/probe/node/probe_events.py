@@ -181,8 +181,8 @@ class TimingsEvent:
     handling_byte_s: ByteSeconds = 0.0
     action_s: Seconds = 0.0
     step_s: Seconds = 0.0
-    reduce_byte_s: ByteSeconds | None = None
-    message_byte_s: ByteSeconds | None = None
+    reduce_byte_s: ByteSeconds = 0.0
+    message_byte_s: ByteSeconds = 0.0
     gloo: MessageFigures | None = None
     gloo_error: str | None = None
 
