@@ -248,16 +248,18 @@ def test_a_node_comes_with_the_lines_it_shares() -> None:
     Problem.model_validate(back.model_dump())
 
 
-def test_a_profile_that_does_not_say_what_sums_take_is_passed_over_where_they_are_needed() -> None:
-    """The node is measured then."""
+def test_a_node_that_joins_is_known_by_the_clusters_profile() -> None:
+    """It need not be measured then, whatever the run's parallelism."""
     profile = measured_profile(*(measured_device(name, 1.0) for name in ("a", "c")))
     save_profile(profile.model_copy(update={"cluster": "here"}))
     ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
     one = build_problem(profile, 4, only_nodes=["a"])
     cluster = Cluster(name="here", nodes=(Node(name="c", transport="local"),))
     now = plan(one).model_copy(update={"workload": ref})
-    assert _from_profile("c", now, one, cluster) is not None
-    assert _from_profile("c", now, one.model_copy(update={"parallel": "data"}), cluster) is None
+    for parallel in ("pipeline", "data"):
+        found = _from_profile("c", now, one.model_copy(update={"parallel": parallel}), cluster)
+        assert found is not None
+        assert {device.id for device in found.devices} == {"a/cpu:0", "c/cpu:0"}
 
 
 def test_what_was_seen_is_a_factor_a_device() -> None:

@@ -11,6 +11,7 @@ from tests.planner.data_problems import data_problem
 from tests.planner.planner_problems import problem
 
 from skyctl.planner.api import plan
+from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.rhythm import Rhythm
@@ -66,7 +67,8 @@ def test_memory_does_not_grow_with_the_number_of_steps(monkeypatch: pytest.Monke
         collected.reported - collected.oldest
     ] * 2
     rank: Any = SimpleNamespace(rank=0, device="n0/cpu:0")
-    done = build_measurement("r", plan(problem(speeds=[1.0])), [rank], collected, None)
+    made = plan(problem(speeds=[1.0]))
+    done = build_measurement("r", made, [rank], collected, None, pipeline_simulations(made))
     assert [(one.step, one.loss, one.iteration_s) for one in done.steps] == [
         (step, float(step), step / 10) for step in range(100, 1_000)
     ]
@@ -91,7 +93,7 @@ def test_a_measurement_has_the_interval_of_its_plan() -> None:
     collected.complete()
     rank: Any = SimpleNamespace(rank=0, device="n0/cpu:0")
     for given in (made, made.model_copy(update={"predicted": sure})):
-        done = build_measurement("r", given, [rank], collected, None)
+        done = build_measurement("r", given, [rank], collected, None, pipeline_simulations(given))
         assert done.predicted_interval == given.predicted.interval
 
 
@@ -110,7 +112,7 @@ def test_a_devices_steps_are_kept_where_they_are_of_its_layers_alone(
             collected.add(rank, step_event(step, forward_s=0.1, backward_s=0.2))
     collected.complete()
     ranks: Any = [SimpleNamespace(rank=rank, device=f"n{rank}/cpu:0") for rank in range(2)]
-    done = build_measurement("r", made, ranks, collected, None)
+    done = build_measurement("r", made, ranks, collected, None, pipeline_simulations(made))
     assert [len(replica.layer_steps_s) for replica in done.replicas] == [kept, kept]
 
 
