@@ -2,6 +2,8 @@
 
 from skyctl.planner.cost_model import CostModel
 from skyctl.planner.sum_costs import SumCosts
+from skyctl.planner.verification.route_bound import Wires
+from skyctl.planner.verification.step import CheckedStep
 from skyctl.records.problem import Device, Layer, Link, Problem, SharedResource
 
 IDS = ("a", "b", "c", "d")
@@ -47,3 +49,13 @@ def test_sums_send_every_byte():
     assert list(costs.shared[A, C]) == [(0, 0.2), (2, 0.5)]
     assert list(costs.shared[B, C]) == []
     assert costs.slots.slots == 2
+
+
+def test_verify_reads_links_by_itself():
+    """Of three lines two share one: a byte over all is as fast as the third and what these share."""
+    wires = Wires(PROBLEM)
+    assert wires.least_s([("a", "b"), ("a", "d"), ("b", "a")]) == 1 / (5.0 + 20.0)
+    assert wires.least_s([("a", "b"), ("b", "a")]) == 1 / (5.0 + 20.0)
+    assert wires.least_s([("b", "a")]) == 1 / 20.0
+    hop = CheckedStep(PROBLEM).hop(A, B, 10.0)
+    assert (hop.link_s, hop.latency_s, hop.shared) == (0.5, 0.5, ((0, 1.0),)), "half of its bytes are sent"
