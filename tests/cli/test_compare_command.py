@@ -193,13 +193,13 @@ def test_rounds_are_run_beside_the_synchronous_plan(tmp_path: Path) -> None:
     rows = {row["strategy"]: row for row in document["rows"]}
     assert list(rows) == ["alone", "pipeline", "synchronous", "optimal"]
     assert rows["optimal"]["steps_per_iteration"] == 2
-    assert "steps_per_iteration" not in rows["synchronous"]
+    assert rows["synchronous"]["steps_per_iteration"] == 1
     run = json.loads((tmp_path / "out" / "optimal.measurement.json").read_text())
     assert len(run["steps"]) == 3  # rounds
     assert rows["optimal"]["measured"]["median"] == run["iteration_s"]["median"] / 2
     plans = {name: json.loads((tmp_path / "out" / f"{name}.plan.json").read_text()) for name in rows}
     assert [one["local_steps"] for one in plans["optimal"]["pipelines"]] == [2, 2]
-    assert "rhythm" not in plans["synchronous"]["problem"]
+    assert plans["synchronous"]["problem"]["rhythm"]["local_steps"] is None
     assert rows["synchronous"]["measured"]["median"] > 0
     assert "synchronous" in {gain["over"] for gain in document["conclusion"]["gains"]} | {
         document["conclusion"]["best"]

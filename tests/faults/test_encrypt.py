@@ -54,7 +54,7 @@ def test_each_is_planned_with_its_own_and_run_so(both, tmp_path: Path) -> None:
         both.run_inside(*words, *flags, "-o", name)
     plans = {n: json.loads((both.folder / f"{n}.plan.json").read_text()) for n in ("tls", "clear")}
     assert plans["tls"]["encrypted"]
-    assert "encrypted" not in plans["clear"]
+    assert not plans["clear"]["encrypted"]
     assert launched(both, tmp_path / "note", "tls.plan.json") == "secrets tls"
     assert launched(both, tmp_path / "note", "clear.plan.json") == "secrets"
     assert launched(both, tmp_path / "note", "clear.plan.json", "--encrypt") == "secrets tls; noted"
