@@ -2,6 +2,7 @@
 
 from skyctl.planner.cost_model import CostModel
 from skyctl.planner.sum_costs import SumCosts
+from skyctl.planner.verification.hybrid_prices import _LineTables
 from skyctl.planner.verification.route_bound import Wires
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.records.problem import Device, Layer, Link, Problem, SharedResource
@@ -59,3 +60,19 @@ def test_verify_reads_links_by_itself():
     assert wires.least_s([("b", "a")]) == 1 / 20.0
     hop = CheckedStep(PROBLEM).hop(A, B, 10.0)
     assert (hop.link_s, hop.latency_s, hop.shared) == (0.5, 0.5, ((0, 1.0),)), "half of its bytes are sent"
+
+
+def test_prices_of_layers_are_checked_by_lines_that_share():
+    """From a to b 10 bytes a second, 5 of them over what is shared; from a to c 20."""
+    problem = PROBLEM.model_copy(
+        update={
+            "devices": PROBLEM.devices[:3],
+            "links": (
+                Link(source="a", target="b", latency_s=0.0, bandwidth_bytes_per_s=10.0),
+                Link(source="a", target="c", latency_s=0.0, bandwidth_bytes_per_s=20.0),
+            ),
+            "shared": (SharedResource(name="up", bandwidth_bytes_per_s=5.0, links=(("a", "b"),)),),
+        }
+    )
+    step = CheckedStep(problem)
+    assert _LineTables(step).byte_s(A, True, 3).tolist() == [1 / 20, 1 / 25, 1 / 25]

@@ -69,3 +69,14 @@ def test_every_conflict_says_what_to_do() -> None:
         assert words
         assert "{" not in words
         assert conflict.hint
+
+
+@pytest.mark.parametrize("parallel", ["data", "hybrid"])
+def test_rounds_have_no_order_of_stages(parallel: str) -> None:
+    rounds = data_problem((3.0, 2.0), rate=40.0, microbatches=12, rhythm=Rhythm(local_steps=2))
+    rounds = rounds.model_copy(update={"parallel": parallel})
+    require_consistent(rounds)
+    with pytest.raises(InputError, match="schedule 'gpipe' is an order for the stages"):
+        require_consistent(rounds.model_copy(update={"schedule": "gpipe"}))
+    with pytest.raises(InputError, match="objective 'bottleneck'"):
+        require_consistent(rounds.model_copy(update={"objective": "bottleneck"}))
