@@ -199,13 +199,7 @@ class Problem(FileRecord):
             raise ValueError(f"duplicate device {next(i for i in ids if ids.count(i) > 1)!r}")
         for device, times in self.times.items():
             _need(device, known, "times")
-            for field in ("forward_s", "backward_s", "optimizer_s"):
-                if len(getattr(times, field)) != len(self.layers):
-                    raise ValueError(
-                        f"times of {device!r}: {field} has {len(getattr(times, field))} values "
-                        f"for {len(self.layers)} layers"
-                    )
-            _split_fits(device, times, len(self.layers))
+            _check_times(device, times, len(self.layers))
         pairs: set[tuple[str, str]] = set()
         for link in self.links:
             if link.source not in known or link.target not in known:
@@ -248,8 +242,8 @@ class Problem(FileRecord):
         return layers_s + device.handling_s + device.action_s
 
 
-def _split_fits(device: str, times: LayerTimes, layers: int) -> None:
-    for field in ("weight_s", "split_s"):
+def _check_times(device: str, times: LayerTimes, layers: int) -> None:
+    for field in ("forward_s", "backward_s", "optimizer_s", "weight_s", "split_s"):
         given = getattr(times, field)
         if given is not None and len(given) != layers:
             raise ValueError(f"times of {device!r}: {field} has {len(given)} values for {layers} layers")
