@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -112,7 +113,8 @@ def structural(document: Any, rng: random.Random, times: int) -> Any:
             parent[rng.choice([f"{key}s", key[:-1], key.upper(), *WORDS])] = parent.pop(key)
         elif action == 3:
             other = rng.choice(paths)
-            parent[key] = copy.deepcopy(at(document, other))
+            with contextlib.suppress(RecursionError):  # an odd value may be as deep as that
+                parent[key] = copy.deepcopy(at(document, other))
         elif action == 4:
             parent[key] = odd_value(rng)
         elif action == 5 and isinstance(parent, list):

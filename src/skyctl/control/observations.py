@@ -90,8 +90,8 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         device=plan.placed_stages[0].device,
         digest=profile.workload.digest,
         microbatch_size=measured_shape(profile, plan.problem.microbatches).microbatch_size,
-        probed_s=0.0,
-        seen_s=0.0,
+        probed_s=1.0,  # of each that is found, its own
+        seen_s=1.0,
     )
     found = []
     timed = zip(probed.placed_stages, done.replicas, _stage_times(probed, done), strict=True)

@@ -216,8 +216,8 @@ class Observation(Record):
     microbatch_size: Count
     layers: Seq[Index] = ()
     message_bytes: Bytes | None = None
-    probed_s: Seconds
-    seen_s: Seconds
+    probed_s: Positive
+    seen_s: Positive
     layers_spread: float | None = None
     step_factors: Seq[Positive] = ()
 
