@@ -49,7 +49,6 @@ def told(
     made = hybrid_plan(
         base, [(stages, MICROBATCHES) for stages in owners.values()], star=options.pop("star", False)
     )
-    made["version"] = 11
     named = [owner.split("+") for owner in owners]
     made["problem"] |= {"version": 11, "rhythm": {"local_steps": list(steps), **rhythm}, "owners": named}
     made["problem"]["ties"] = [{"layers": layers, "bytes": 4.0} for layers in options.pop("ties", ())]
