@@ -394,7 +394,7 @@ def _sums_computable(problem: Problem) -> None:
 
 
 def _name_of(line: Link | SharedResource) -> str:
-    """For people."""
+    """How an error names a link or a shared resource."""
     if isinstance(line, SharedResource):
         return f"shared {line.name!r}"
     return f"link {line.source!r} → {line.target!r}"

@@ -7,6 +7,7 @@ from tests.planner.hybrid_problems import random_hybrid_problem
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError
 from skyctl.planner.cost_model import StageAssignment
+from skyctl.planner.hybrid import hybrid_plan
 from skyctl.planner.hybrid.hybrid_bound import hybrid_bound
 from skyctl.planner.hybrid.hybrid_model import Draft, HybridModel
 from skyctl.planner.prediction_interval import COMMON_UNCERTAINTY, ratio_interval, with_interval
@@ -233,3 +234,13 @@ def test_the_bound_by_prices_counts_an_optimizer_once():
     made, bound = plan(problem), hybrid_bound(problem)
     assert made.certificate.value_s == pytest.approx(4 * 6.0 + 18.0)
     assert 0.9 * made.certificate.value_s < bound.bound_s <= made.certificate.value_s
+
+
+def test_a_bound_that_there_is_no_time_for_is_said(monkeypatch):
+    """All lines of very many devices take longer to look at than what is left of the limit."""
+    monkeypatch.setattr(hybrid_plan, "PAIR_S", 1e9)
+    problem = sites(3, 4, layers=12)
+    made = plan(problem, time_limit_s=1.0)
+    assert (made.certificate.status, made.certificate.lower_bound_s) == ("feasible", None)
+    assert made.certificate.method.endswith("bound by prices left out for lack of time")
+    assert verify(problem, made).ok

@@ -65,7 +65,7 @@ def _chains(costs: CostModel, clusters: Sequence[Sequence[int]]) -> Iterator[tup
 
 
 def _by_speed(costs: CostModel, cluster: Sequence[int]) -> list[int]:
-    """The fastest first."""
+    """A cluster's devices, the fastest first."""
     return sorted(cluster, key=lambda d: (-speed_of(costs, d), d))
 
 

@@ -54,11 +54,12 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
         bound = _bound_by_prices(model, began + time_limit_s)
     if found.best is None:
         _raise_none(proved=found.complete or (bound is not None and math.isinf(bound.bound_s)))
+    unbounded = strategy == "optimal" and not found.complete and bound is None
     proof = make_certificate(
         found.best.iteration_s,
         None,
         proved=strategy == "optimal" and found.complete,
-        method=found.method,
+        method=f"{found.method}; bound by prices left out for lack of time" if unbounded else found.method,
         wall_s=time.perf_counter() - began,
     )
     if bound is not None:

@@ -65,7 +65,7 @@ class _LineTables:
         self.message_s = sent * self.line_s
 
     def others(self, device: int) -> Ints:
-        """All devices but one."""
+        """The numbers of all devices but this one."""
         return np.delete(np.arange(len(self.line_s)), device)
 
     def byte_s(self, device: int, out: bool, most: int) -> Array:
