@@ -91,7 +91,10 @@ Answers = dict[str, dict[str, list[float]] | str]
 
 
 class FlowPlayer:
-    """Runs flows between processes of the probe. ``silent``: nodes that were asked and did not answer.
+    """Runs flows between processes of the probe.
+
+    ``silent``: nodes that were asked and did not answer. ``busy_shares``: by node, the part of its processors
+    that its flows of the last round took, as it says.
 
     Args:
         addresses: by node, the address at which its peers reach it; nodes without one are left out.
@@ -112,6 +115,7 @@ class FlowPlayer:
         first = probes.first_of_nodes()
         self.members = {name: member for name, member in first.items() if name in addresses}
         self.silent: set[str] = set()
+        self.busy_shares: dict[str, float] = {}
         self._requests: dict[str, HubRequest] = {}
         self._secrets: dict[FlowEnds, str] = {}
         self._asked: list[str] = []
@@ -132,6 +136,7 @@ class FlowPlayer:
         self._requests = {request.hub: request for request in requests}
         self._secrets = {(o.hub, peer): secrets.token_hex(16) for o in requests for peer in o.message_bytes}
         self._asked, self._ready, self._answers = [], set(), {}
+        self.busy_shares = {}
         for request in requests:
             self._send(request.hub, request, "hub", list(request.message_bytes), hold=hold)
         self._wait(list(self._requests))
@@ -199,6 +204,7 @@ class FlowPlayer:
                     else {peer: back for peer, (_, back) in request.message_bytes.items()}
                 )
                 check_arrivals(member.node, event.get("arrivals", {}), sizes, self.sizes.messages)
+                self.busy_shares[name] = event.get("busy_share") or 0.0
             self._answers[name] = event["error"] if "error" in event else event["arrivals"]
         elif kind == "line-listening":
             again = set(self._asked) & set(request.message_bytes)

@@ -5,7 +5,8 @@ gradients from the other over one network card; and all links that leave a site 
 flows are run at the same time, and what they get together is held against what each gets alone.
 
 * A node's line: every node with two peers or more is once the hub of a triple, with flows in both directions
-  to both peers, as in training. Triples without a node in common run in the same round.
+  to both peers, as in training. Triples without a node in common run in the same round. One short window is
+  no evidence where it comes near to what the links say: those flows run again, for longer.
 * A site's uplink: two flows at once, each between another node of the site and another one outside, where
   possible at two different other sites; one direction at a time. Where they get clearly less together than
   the links say, both are measured alone the same way, and together once more. Where only two sites exist, the
@@ -39,6 +40,10 @@ OnRound = Callable[[int, int], None]
 
 SHARED_BELOW = 0.85
 """A line is shared where two flows together get less than this part of what they get one at a time."""
+DOUBTED_ABOVE = 0.6
+"""Two flows that get more than this part of it, and less than the above, may have been unlucky."""
+BUSY_ABOVE = 0.8
+"""Flows that take more than this part of a node's processors are limited by these, and show no line."""
 AS_FAST = 0.8
 """A peer this near to the second fastest serves as well: the two together still ask for more than a line."""
 MOST_ROUNDS = 16
@@ -152,70 +157,123 @@ def measure_node_lines(
     Returns:
         The lines, and by node why its line could not be measured. That fails no node.
     """
-    limit_s = 2 * connect_s + 3 * transfer_s
-    player = FlowPlayer(probes, addresses, NODE_SIZES, connect_s, transfer_s, limit_s)
     table = {(k.source, k.target): k for k in links if k.latency_s is not None and k.bandwidth_bytes_per_s}
+    limit_s = 2 * connect_s + 3 * transfer_s
+    survey = _NodeLines(table)
+    player = FlowPlayer(probes, addresses, NODE_SIZES, connect_s, transfer_s, limit_s)
     rounds, late = hub_rounds(hub_candidates(table, list(player.members)))
     reasons = dict.fromkeys(late, f"{MOST_ROUNDS} rounds have no room for it: too few fast peers for all")
-    found: dict[str, list[LineProfile]] = {}
     for number, triples in enumerate(rounds):
         on_round(number, len(rounds))
-        able = [t for t in triples if player.missing((t.hub, *t.peers)) is None]
-        reasons |= {t.hub: "one of the three nodes answers no more" for t in triples if t not in able}
-        answers = player.play([_hub_order(table, triple) for triple in able])
-        for triple in able:
-            lines = _shared_lines(table, triple, answers)
-            if isinstance(lines, str):
-                reasons[triple.hub] = lines
-            else:
-                found[triple.hub] = lines
+        reasons |= survey.play(player, triples)
+    again, _ = hub_rounds({triple.hub: triple.peers for triple in survey.doubted()})
+    longer = FlowPlayer(probes, addresses, UPLINK_SIZES, connect_s, transfer_s, limit_s)
+    for number, triples in enumerate(again, len(rounds)):
+        on_round(number, len(rounds) + len(again))
+        reasons |= survey.play(longer, triples)
+    found = survey.lines()
     return [line for name in player.members for line in found.get(name, [])], reasons
 
 
-def triple_settle_s(links: LinkTable, triple: HubTriple) -> float:
+class _NodeLines:
+    """What each triple's flows got together, the best of all times that they ran."""
+
+    def __init__(self, links: LinkTable) -> None:
+        self._links = links
+        self._rates: dict[HubTriple, dict[Direction, float]] = {}
+        """In bytes per second."""
+
+    def play(self, player: FlowPlayer, triples: Sequence[HubTriple]) -> dict[str, str]:
+        """One round. By hub, why its triple tells nothing, in words."""
+        able = [t for t in triples if player.missing((t.hub, *t.peers)) is None]
+        reasons = {t.hub: "one of the three nodes answers no more" for t in triples if t not in able}
+        answers = player.play([self._order(player.sizes, triple) for triple in able])
+        for triple in able:
+            rates = self._joint_rates(player, triple, answers)
+            if isinstance(rates, str):
+                reasons[triple.hub] = rates
+                continue
+            best = self._rates.setdefault(triple, rates)
+            self._rates[triple] = {way: max(rate, best[way]) for way, rate in rates.items()}
+        return reasons
+
+    def doubted(self) -> list[HubTriple]:
+        """The triples whose flows came near to what they get one at a time, and still below."""
+        return [
+            triple
+            for triple, rates in self._rates.items()
+            if any(DOUBTED_ABOVE <= rates[way] / self._alone(triple, way) < SHARED_BELOW for way in rates)
+        ]
+
+    def lines(self) -> dict[str, list[LineProfile]]:
+        """By hub, its lines that are shared."""
+        found: dict[str, list[LineProfile]] = {}
+        for triple, rates in self._rates.items():
+            for way, both in rates.items():
+                end = 1 if way == "in" else 0
+                fastest = max(
+                    _rate(self._links, k) for k in self._links if k[end] == triple.hub and k[0] != k[1]
+                )
+                singles = [_rate(self._links, ends) for ends in _flow_ends(triple, way)]
+                rate = shared_rate(both, singles, fastest)
+                if rate is not None:
+                    line = LineProfile(
+                        node=triple.hub, direction=way, bandwidth_bytes_per_s=rate, peers=triple.peers
+                    )
+                    found.setdefault(triple.hub, []).append(line)
+        return found
+
+    def _alone(self, triple: HubTriple, way: Direction) -> float:
+        return sum(_rate(self._links, ends) for ends in _flow_ends(triple, way))
+
+    def _order(self, sizes: FlowSizes, triple: HubTriple) -> HubRequest:
+        settle_s = triple_settle_s(self._links, triple, sizes)
+
+        def message_bytes(source: str, target: str) -> int:
+            return sizes.message_bytes(_rate(self._links, (source, target)), settle_s)
+
+        both = {p: (message_bytes(triple.hub, p), message_bytes(p, triple.hub)) for p in triple.peers}
+        return HubRequest(triple.hub, both, f"the line of {triple.hub}")
+
+    def _joint_rates(
+        self, player: FlowPlayer, triple: HubTriple, answers: Answers
+    ) -> dict[Direction, float] | str:
+        """What the flows of each direction got together (bytes per second), or why that is not known."""
+        names = (triple.hub, *triple.peers)
+        arrivals = arrivals_of(answers, names)
+        if isinstance(arrivals, str):
+            return arrivals
+        busiest = max(names, key=lambda name: player.busy_shares.get(name, 0.0))
+        if (share := player.busy_shares.get(busiest, 0.0)) > BUSY_ABOVE:
+            return f"the flows took {share:.0%} of the processors of {busiest}"
+        order, settle_s = (
+            self._order(player.sizes, triple),
+            triple_settle_s(self._links, triple, player.sizes),
+        )
+        found: dict[Direction, float] = {}
+        directions: tuple[Direction, ...] = ("in", "out")
+        for way in directions:
+            flows = []
+            for peer, (source, target) in zip(triple.peers, _flow_ends(triple, way), strict=True):
+                # A peer hears the go its link's latency after the hub.
+                late_s = (self._links[source, target].latency_s or 0.0) if way == "out" else 0.0
+                size = order.message_bytes[peer][way == "in"]
+                flows.append(ReceivedFlow([late_s + float(at) for at in arrivals[target][source]], size))
+            both = joint_rate(flows, settle_s)
+            if both is None:
+                return f"the flows with {' and '.join(triple.peers)} were never under way together"
+            found[way] = both
+        return found
+
+
+def triple_settle_s(links: LinkTable, triple: HubTriple, sizes: FlowSizes = NODE_SIZES) -> float:
     """What is left out at the start of a triple's flows."""
     ends = [ends for p in triple.peers for ends in ((p, triple.hub), (triple.hub, p))]
-    return NODE_SIZES.settle_for(max(links[one].latency_s or 0.0 for one in ends))
+    return sizes.settle_for(max(links[one].latency_s or 0.0 for one in ends))
 
 
-def _hub_order(links: LinkTable, triple: HubTriple) -> HubRequest:
-    settle_s = triple_settle_s(links, triple)
-
-    def message_bytes(source: str, target: str) -> int:
-        return NODE_SIZES.message_bytes(_rate(links, (source, target)), settle_s)
-
-    both = {p: (message_bytes(triple.hub, p), message_bytes(p, triple.hub)) for p in triple.peers}
-    return HubRequest(triple.hub, both, f"the line of {triple.hub}")
-
-
-def _shared_lines(links: LinkTable, triple: HubTriple, answers: Answers) -> list[LineProfile] | str:
-    """The hub's shared lines, or why that is not known."""
-    arrivals = arrivals_of(answers, (triple.hub, *triple.peers))
-    if isinstance(arrivals, str):
-        return arrivals
-    order, settle_s = _hub_order(links, triple), triple_settle_s(links, triple)
-    found = []
-    directions: tuple[Direction, ...] = ("in", "out")
-    for direction in directions:
-        ends = [(p, triple.hub) if direction == "in" else (triple.hub, p) for p in triple.peers]
-        flows = []
-        for peer, (source, target) in zip(triple.peers, ends, strict=True):
-            # A peer hears the go its link's latency after the hub.
-            late_s = (links[source, target].latency_s or 0.0) if direction == "out" else 0.0
-            size = order.message_bytes[peer][direction == "in"]
-            flows.append(ReceivedFlow([late_s + float(at) for at in arrivals[target][source]], size))
-        both = joint_rate(flows, settle_s)
-        if both is None:
-            return f"the flows with {' and '.join(triple.peers)} were never under way together"
-        end = 1 if direction == "in" else 0
-        fastest = max(_rate(links, one) for one in links if one[end] == triple.hub and one[0] != one[1])
-        rate = shared_rate(both, [_rate(links, one) for one in ends], fastest)
-        if rate is not None:
-            line = LineProfile(
-                node=triple.hub, direction=direction, bandwidth_bytes_per_s=rate, peers=triple.peers
-            )
-            found.append(line)
-    return found
+def _flow_ends(triple: HubTriple, way: Direction) -> list[FlowEnds]:
+    return [(peer, triple.hub) if way == "in" else (triple.hub, peer) for peer in triple.peers]
 
 
 def _rate(links: LinkTable, ends: FlowEnds) -> float:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
+from skyctl.transport.congestion_control import suit_round_trip
 from skyctl.transport.process_group import (
     PEER_READY_TIMEOUT_S,
     PairOptions,
@@ -158,6 +159,8 @@ class GlooProcessGroup(PlannedProcessGroup):
         self._sockets = [one for one in opened if not _listens(one)]
         for one in set(opened) - set(self._sockets):
             one.close()
+        for one in self._sockets:
+            suit_round_trip(one)
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
@@ -301,30 +304,42 @@ def _translate(exc: RuntimeError, name: str, peer: int, waited_s: float, *, is_l
 @contextmanager
 def _new_sockets(address: str) -> Iterator[list[socket.socket]]:
     """The TCP sockets at that address of ours that are opened within it, as copies; there once it is over."""
-    before = set(_tcp_sockets(address))
+    before = _tcp_sockets(address)
+    for one in before.values():
+        one.close()
     found: list[socket.socket] = []
     try:
         yield found
     finally:
-        found += [
-            socket.socket(fileno=os.dup(descriptor))
-            for name, descriptor in _tcp_sockets(address).items()
-            if name not in before
-        ]
+        for name, one in _tcp_sockets(address).items():
+            if name in before:
+                one.close()
+            else:
+                found.append(one)
 
 
-def _tcp_sockets(address: str) -> dict[str, int]:
-    """By name of the kernel's, the descriptors of this process's TCP sockets at an address of ours."""
-    found = {}
+def _tcp_sockets(address: str) -> dict[str, socket.socket]:
+    """By name of the kernel's, this process's TCP sockets at an address of ours, as copies.
+
+    Other threads look for theirs at the same time: their copies come and go, and so may a descriptor's number
+    be another file's from one call to the next. So a copy is asked for its own name.
+    """
+    found: dict[str, socket.socket] = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            name = str(entry.readlink())
-            if not name.startswith("socket:"):
+            if not str(entry.readlink()).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as one:
-                is_tcp = (one.family, one.type) == (socket.AF_INET, socket.SOCK_STREAM)
-                if is_tcp and one.getsockname()[0] == address:
-                    found[name] = int(entry.name)
+            copy = os.dup(int(entry.name))
+            name = str((entry.parent / str(copy)).readlink())
+            if name in found or not name.startswith("socket:"):
+                os.close(copy)
+                continue
+            one = socket.socket(fileno=copy)
+            is_tcp = (one.family, one.type) == (socket.AF_INET, socket.SOCK_STREAM)
+            if is_tcp and one.getsockname()[0] == address:  # an open TCP socket has a name
+                found[name] = one
+            else:
+                one.close()
     return found
 
 

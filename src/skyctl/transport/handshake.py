@@ -33,6 +33,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from skyctl.transport.congestion_control import suit_round_trip
+
 MAGIC = b"skyctl\0\2"
 NONCE_BYTES = PROOF_BYTES = 32
 WELCOME = b"\1"
@@ -143,6 +145,7 @@ def authenticate(sock: socket.socket, secret: str, *, purpose: str, timeout_s: f
     if recv_exactly(sock, len(WELCOME)) != WELCOME:
         raise AuthenticationError("what answers there does not speak as it should")
     sock.settimeout(None)
+    suit_round_trip(sock)
     return AuthenticatedSocket(sock, _make_proof(secret, purpose, "key", nonces))
 
 
@@ -292,6 +295,7 @@ class AuthenticatingListener:
         self._selector.unregister(peer.sock)
         peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.sock.setblocking(True)
+        suit_round_trip(peer.sock)
         return AuthenticatedSocket(peer.sock, _make_proof(self._secret, self._purpose, "key", peer.nonces))
 
     def _expire(self) -> None:

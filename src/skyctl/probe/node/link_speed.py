@@ -7,9 +7,9 @@ Both ends run ``measure`` on a connected pair; each reports the direction in whi
   held back may run again after it, so that its waits are not taken for the network's.
 * ``bandwidth_bytes_per_s``: messages sent one behind the other, and what their receiver saw come in a second
   once the stream was under way (TCP's start and a bucket's burst left out). The bytes adapt to the link,
-  so a slow one takes no more time. A stream that is as fast in its first half as in its second has shown it.
-  Others are repeated until the two fastest agree: lost packets and waits for a processor only take away, and
-  TCP may need many round trips to fill a long link.
+  so a slow one takes hardly more time. A stream that is as fast in its first half as in its second has shown
+  it. Others are repeated until the two fastest agree: lost packets and waits for a processor only take away,
+  and TCP may need many round trips to fill a long link.
 * ``send_byte_s``, ``receive_byte_s``: CPU time of this process for each byte of these streams. The slower a
   link, the more it is: data come in smaller pieces, and each wakes the process up.
 
@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -38,7 +39,7 @@ BURSTS = 6
 BURST = 3
 REST_S = 0.02
 PING_BUDGET_S = 0.6
-MESSAGES = 24
+MESSAGES = 64
 FIRST_BYTES = 48 << 10
 LARGEST_BYTES = 32 << 20
 GROWTH = 12.0
@@ -48,8 +49,11 @@ SETTLE_TRIPS, MEASURE_TRIPS = 6, 3
 """At least so many round trips are left out, and measured."""
 MOST_STREAMS = 8
 RATE_TOLERANCE = 0.03
-MIN_HALF = 5
-"""Messages in half a stream at least for it to be judged by its halves."""
+MIN_HALF = 4
+"""Arrivals in half a stream at least for it to be judged by its halves; messages that come together are one."""
+TOGETHER = 0.2
+"""Messages come together where less than this part of their mean distance lies between them: a kernel hands
+up to 64 KiB at a time to a shaper, which is a tenth of a second on a link of 5 Mbit/s."""
 BUDGET_S = 1.5
 BUDGET_TRIPS = 45
 """Streams that do not agree are repeated for so long, in seconds or round trips, whichever is longer."""
@@ -141,6 +145,7 @@ def _measure_rate(line: PointToPoint, round_trip_s: float, device: str, cost: _B
     for _ in range(MOST_STREAMS):
         arrivals = _send_stream(line, size, device, cost)
         rate = stream_rate(arrivals, size, settle_s)
+        wanted_s = max(wanted_s, min(budget_s, settle_s + 2 * MIN_HALF * longest_pause_s(arrivals)))
         if arrivals[-1] >= 0.6 * wanted_s or size >= LARGEST_BYTES // MESSAGES:
             rates.append(rate)
             if rate == max(rates) and is_steady(arrivals, settle_s):
@@ -159,6 +164,31 @@ def rates_agree(rates: Sequence[float]) -> bool:
     return len(best) == 2 and best[0] <= best[1] * (1 + RATE_TOLERANCE)
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """Messages that came together: when, and how many had come by then, the first of the stream included."""
+
+    at_s: float
+    messages: int
+
+
+def join_arrivals(arrivals_s: Sequence[float]) -> list[Arrival]:
+    """A stream's arrivals, those that came together as one."""
+    apart_s = TOGETHER * (arrivals_s[-1] - arrivals_s[0]) / max(1, len(arrivals_s) - 1)
+    found: list[Arrival] = []
+    for number, at_s in enumerate(arrivals_s):
+        if found and at_s - found[-1].at_s <= apart_s:
+            found.pop()
+        found.append(Arrival(at_s, number + 1))
+    return found
+
+
+def longest_pause_s(arrivals_s: Sequence[float]) -> float:
+    """The longest time between two arrivals of a stream, in seconds."""
+    times = [one.at_s for one in join_arrivals(arrivals_s)]
+    return max((after - before for before, after in pairwise(times)), default=0.0)
+
+
 def is_steady(arrivals_s: Sequence[float], settle_s: float) -> bool:
     """Whether both halves of a stream after its first ``settle_s`` seconds had the same rate.
 
@@ -167,33 +197,45 @@ def is_steady(arrivals_s: Sequence[float], settle_s: float) -> bool:
     Args:
         arrivals_s: when each message had come, in order.
     """
-    first = bisect_right(arrivals_s, arrivals_s[0] + settle_s)
-    messages = (len(arrivals_s) - 1 - first) // 2
-    if settle_s > SETTLE_S or messages < MIN_HALF:
+    settled = [one for one in _whole_arrivals(arrivals_s) if one.at_s > arrivals_s[0] + settle_s]
+    half = (len(settled) - 1) // 2
+    if settle_s > SETTLE_S or half < MIN_HALF:
         return False
-    starts = len(arrivals_s) - 1 - 2 * messages, len(arrivals_s) - 1 - messages
-    return rates_agree([1.0 / max(1e-6, arrivals_s[n + messages] - arrivals_s[n]) for n in starts])
+    first, middle, last = settled[-1 - 2 * half], settled[-1 - half], settled[-1]
+    rates = [_rate_between(first, middle), _rate_between(middle, last)]
+    unsure = (
+        last.messages - first.messages > 2 * half
+    )  # where messages come together one may be in either half
+    return max(rates) <= min(rates) * (1 + max(RATE_TOLERANCE, 2 * unsure / (last.messages - first.messages)))
 
 
 def stream_rate(arrivals_s: Sequence[float], message_bytes: int, settle_s: float) -> float:
     """Bytes per second of a stream after its first ``settle_s`` seconds, at most half of it.
 
-    What came behind a lost packet is handed over late and faster than the link carries it. So of the messages
-    from then until half the time is over, it is counted from the one that was least late.
+    The median of the rates from each arrival of the first half of what is left to the one half as many
+    arrivals behind it: what came late behind a lost packet or a wait for a processor moves a few of them.
 
     Args:
         arrivals_s: when each message had come, in order.
     """
-    last, end = len(arrivals_s) - 1, arrivals_s[-1]
-    half_s = (arrivals_s[0] + end) / 2
-    settled_s = min(arrivals_s[0] + settle_s, half_s)
-    before = max(number for number, at in enumerate(arrivals_s) if at <= settled_s)
-    slopes = [
-        (last - number) * message_bytes / (end - at)
-        for number, at in enumerate(arrivals_s)
-        if number >= before and at <= half_s and at < end
-    ]
-    return min(slopes, default=len(arrivals_s) * message_bytes / max(end, 1e-6))
+    found = _whole_arrivals(arrivals_s)
+    settled_s = min(arrivals_s[0] + settle_s, (arrivals_s[0] + found[-1].at_s) / 2)
+    before = max((number for number, one in enumerate(found) if one.at_s <= settled_s), default=0)
+    settled = found[before:]
+    half = len(settled) // 2
+    rates = [_rate_between(*ends) * message_bytes for ends in zip(settled, settled[half:], strict=False)]
+    return median(rates) if half else len(arrivals_s) * message_bytes / max(arrivals_s[-1], 1e-6)
+
+
+def _whole_arrivals(arrivals_s: Sequence[float]) -> list[Arrival]:
+    """The arrivals but the last, which may be shorter than the others and had to wait as long."""
+    found = join_arrivals(arrivals_s)
+    return found[:-1] if len(found) > 2 else found
+
+
+def _rate_between(one: Arrival, other: Arrival) -> float:
+    """Messages per second."""
+    return (other.messages - one.messages) / max(1e-6, other.at_s - one.at_s)
 
 
 def _measure_round_trip(line: PointToPoint) -> float:

@@ -228,11 +228,15 @@ class HubReady:
 
 @dataclass(frozen=True)
 class FlowArrivals:
-    """When each message was there, by peer, in seconds from the go; ``error``: why that is not known."""
+    """When each message was there, by peer, in seconds from the go; ``error``: why that is not known.
+
+    ``busy_share``: the part of a node's CPU quota that its flows took; None: it has none.
+    """
 
     kind: ClassVar[str] = "line"
     hub: Label
     arrivals: Annotated[Mapping[str, tuple[Seconds, ...]], MaxLength(1000)] | None = None
+    busy_share: Seconds | None = None
     error: str | None = None
 
 

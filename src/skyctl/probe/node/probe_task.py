@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -351,6 +352,7 @@ class _ProbeServer:
             for pair in request.pairs
         ]
         answer: dict[str, Any] = {"event": "line", "hub": request.hub}
+        begun_s = time.process_time()
         try:
             if request.role == "hub":
                 ports = [connection.listen(address) for connection, _ in connections]
@@ -364,6 +366,9 @@ class _ProbeServer:
                 arrivals = link_speed.exchange_flows(connection, flows, None, self._device)
                 answer["arrivals"] = {connection.peer: arrivals}
                 connection.close(graceful=True)
+            if self._cpus is not None:
+                flows_s = max(at_s for times_s in answer["arrivals"].values() for at_s in times_s)
+                answer["busy_share"] = (time.process_time() - begun_s) / (max(flows_s, 1e-6) * self._cpus)
         except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
             answer["error"] = _error_text(exc)
         finally:
