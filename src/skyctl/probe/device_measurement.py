@@ -18,7 +18,7 @@ from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.probe.node.probe_requests import CountRequest, MeasureRequest, StopMeasuringRequest
 from skyctl.probe.probe_messages import LayerFlops, check_timings, layer_flops
 from skyctl.probe.profile_cache import CachedTimings
-from skyctl.probe.resource_shares import assign_threads
+from skyctl.probe.resource_shares import assign_threads, crowding
 from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster
 from skyctl.records.profile import ShapeProfile
@@ -160,6 +160,7 @@ def measure_devices(
             handling=known.handles(member.id),
             gloo=known.handles_gloo(member.id),
             memory_bytes=None if cap_gib is None else cap_gib * GIB,
+            crowding=crowding(members, member),
             action_s=known.actions.get(member.id),
         )
         probes.send(member, request)

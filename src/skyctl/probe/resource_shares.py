@@ -78,6 +78,14 @@ def assign_threads(members: Sequence[DeviceProbe]) -> dict[int, int]:
     return found
 
 
+def crowding(members: Sequence[DeviceProbe], member: DeviceProbe) -> float:
+    """How many devices there are for each of the processors that they share with this one; 1 at least."""
+    if not member.on_cpu or "cpu_scope" not in member.facts:
+        return 1.0
+    sharing = sum(other.on_cpu and "cpu_scope" in other.facts and member.shares(other) for other in members)
+    return max(1.0, sharing / float(member.facts["cpus"]))
+
+
 def divide_threads(wanted: Sequence[int | None], default: Sequence[int], cpus: float) -> list[int]:
     """The threads of CPU devices on the same processors: equal parts, at least one each.
 

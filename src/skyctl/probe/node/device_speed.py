@@ -95,18 +95,17 @@ REDUCE_BYTES = 16 << 20
 REDUCE_PASSES = 3
 
 
-def measure_reduce_byte_s(device: str, quota_ratio: float | None) -> float:
+def measure_reduce_byte_s(device: str, ratio: float) -> float:
     """Seconds to add one byte of a float32 gradient that was received to one's own, out of memory.
 
     Chunk by chunk, as a run does it: one's own is copied into the message that goes on, in host memory, and
-    the other added to it. Seconds are the CPU clock's, which others on the machine do not disturb, on a
-    processor that a quota binds or that uses one thread; else the wall's. Takes some 30 ms of a core.
+    the other added to it. A processor's seconds are those of its clock, which others on the machine do not
+    disturb; an accelerator's are the wall's. Takes some 30 ms of a core.
 
     Args:
-        quota_ratio: seconds of the node for one of the CPU's, under its quota; None: it has none.
+        ratio: seconds of the node for one of its processors'.
     """
-    one_clock = quota_ratio is not None or torch.get_num_threads() == 1
-    by_cpu = one_clock and torch.device(device).type == "cpu"
+    by_cpu = torch.device(device).type == "cpu" and (ratio > 1.0 or torch.get_num_threads() == 1)
     clock = time.process_time if by_cpu else time.perf_counter
     numel, chunk_numel = REDUCE_BYTES // 4, REDUCE_CHUNK_BYTES // 4
     # zeros would be one page of memory, many times
@@ -121,4 +120,4 @@ def measure_reduce_byte_s(device: str, quota_ratio: float | None) -> float:
             message.copy_(mine)
             message.add_(other)
         passes_s.append(clock() - begun_s)
-    return median(passes_s[1:]) / REDUCE_BYTES * (quota_ratio or 1.0)
+    return median(passes_s[1:]) / REDUCE_BYTES * (ratio if by_cpu else 1.0)

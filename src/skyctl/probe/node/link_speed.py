@@ -50,7 +50,7 @@ SETTLE_TRIPS, MEASURE_TRIPS = 6, 3
 MOST_STREAMS = 8
 RATE_TOLERANCE = 0.03
 MIN_HALF = 4
-"""Arrivals in half a stream at least for it to be judged by its halves; messages that come together are one."""
+"""Arrivals in half a stream at least for it to be judged by its halves; what comes together is one."""
 TOGETHER = 0.2
 """Messages come together where less than this part of their mean distance lies between them: a kernel hands
 up to 64 KiB at a time to a shaper, which is a tenth of a second on a link of 5 Mbit/s."""

@@ -3,14 +3,12 @@
 Messages have to be handled, Python runs, threads are woken up; and a step is begun, ended and told of: what
 lies between the last action of a step and the first of the next is so much more than between two others.
 
-Under a CPU quota that time is taken from the layers: 1 ms is 10 ms on a tenth of a core. It is measured by
-running the real thing in this process: three stages, each a training loop in a thread of its own, over
-loopback connections, with layers that sleep, so that the stages wait for each other as they do in training.
-What the process's CPU clock shows beyond the layers' own is shared by the three.
-
-Without a quota the transport's threads have another core, and only what the computing thread does itself
-holds its layers up: its CPU time, multiplied by how much wall time goes by for it, since it also waits for
-Python's lock, and for a core where other nodes run on the same machine.
+That time is taken from the layers: 1 ms is 10 ms on a tenth of a core, or on one that ten nodes share. It is
+measured by running the real thing in this process: three stages, each a training loop in a thread of its own,
+over loopback connections, with layers that sleep, so that the stages wait for each other as they do in
+training. What the process's CPU clock shows beyond the layers' own is shared by the three. How much wall time
+goes by for that is known from the layers: here more threads than in training wait for Python's lock and for a
+core, and equal nodes came to seconds that differed fivefold.
 """
 
 from __future__ import annotations
@@ -75,32 +73,23 @@ class MessageOverhead:
 
 
 def measure_message_overhead(
-    cpus: float | None, identity: TlsIdentity | None = None, backend: str = BACKEND
+    ratio: float, identity: TlsIdentity | None = None, backend: str = BACKEND
 ) -> MessageOverhead:
     """Measures the message overhead of this node, as it is now.
 
     Args:
-        cpus: the CPU quota that all of this process is held to, None: none.
+        ratio: seconds of the node for one of its processors'.
         identity: the TLS certificate that messages will go under, None: none.
         backend: what carries them: ``skyctl`` or ``gloo``.
 
     Raises:
         RunError: this node can't connect to itself, or not all messages arrive.
     """
-    small, large = (
-        _measure_overhead(size, identity, backend, whole=cpus is not None)
-        for size in (SMALL_BYTES, LARGE_BYTES)
-    )
+    small, large = (_measure_overhead(size, identity, backend) for size in (SMALL_BYTES, LARGE_BYTES))
     give_back_freed_memory()
     byte_s = max(0.0, large.stage_s - small.stage_s) / (LARGE_BYTES - SMALL_BYTES)
-    ratio = quota_ratio(cpus) or 1.0
     stage_s = max(0.0, small.stage_s - byte_s * SMALL_BYTES)
     return MessageOverhead(stage_s * ratio, byte_s * ratio, small.step_s * ratio)
-
-
-def quota_ratio(cpus: float | None) -> float | None:
-    """Seconds of a node under that quota for one of its CPU's; None: it has no quota."""
-    return None if cpus is None else max(1.0, 1.0 / cpus)
 
 
 @dataclass(frozen=True)
@@ -160,8 +149,7 @@ class _StageThread:
     ) -> None:
         boundary = (_FloatSpec((1, width)),)
         self.timer = _CountingTimer()
-        self._wall_s: list[float] = []
-        """By step, what it took besides its layers, as a run's figures have it."""
+        self._is_warm = False
         self._warm = warm
         self._pairs = [pair for pair in (before, after) if pair is not None]
         # one sample's memory for all of them
@@ -219,18 +207,16 @@ class _StageThread:
     def _end_step(self, event: dict[str, Any]) -> None:
         """Tells of a step as a rank does; the end of the first is waited for on all stages."""
         write_frame(self._told, event)
-        self._wall_s.append(event["compute_s"] - event["forward_s"] - event["backward_s"])
-        if len(self._wall_s) == 1:
+        if not self._is_warm:
+            self._is_warm = True
             self._warm.wait(TIMEOUT_S)
 
-    def overhead_s(self) -> tuple[float, float, float]:
-        """Seconds of a step besides its layers, the warm-up left out: of this thread's CPU time, the part of
-        that which comes once a step, and of the wall's."""
+    def once_s(self) -> float:
+        """Seconds of this thread's CPU time that come once a step, the warm-up left out."""
         actions = 2 * MICROBATCHES
         gaps_s = self.timer.gaps_s[actions - 1 :]  # from the last action of the warm-up on
         steps = [gaps_s[at : at + actions] for at in range(0, len(gaps_s), actions)]
-        once_s = median(step[0] - fmean(step[1:]) for step in steps)
-        return median(map(sum, steps)), max(0.0, once_s), median(self._wall_s[1:])
+        return max(0.0, median(step[0] - fmean(step[1:]) for step in steps))
 
 
 def _stage_ports(before: Peer | None, after: Peer | None, boundary: Sequence[_FloatSpec]) -> StageIO:
@@ -269,13 +255,8 @@ def _peer(group: PlannedProcessGroup, rank: int) -> Peer | None:
     return Peer(group, rank) if rank in group.peers else None
 
 
-def _measure_overhead(
-    message_bytes: int, identity: TlsIdentity | None, backend: str, *, whole: bool
-) -> MessageOverhead:
-    """The overhead of a stage with messages of that size; ``byte_s`` is left at 0.
-
-    ``whole``: in CPU seconds, a microbatch's of the process; else in wall seconds of the computing thread.
-    """
+def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, backend: str) -> MessageOverhead:
+    """The overhead of a stage with messages of that size, in CPU seconds; ``byte_s`` is left at 0."""
     ranks = LoopbackRanks(STAGES, secrets.token_hex(16), backend, identity, TIMEOUT_S)
     ends = {
         number: [end for end in (number - 1, number + 1) if 0 <= end < STAGES] for number in range(STAGES)
@@ -303,14 +284,10 @@ def _measure_overhead(
             raise RunError(f"messages from this node to itself failed: {failures[0]}") from failures[0]
         if any(thread.is_alive() for thread in threads):
             raise RunError(f"messages from this node to itself did not all arrive within {TIMEOUT_S:.0f} s")
-        step_s, once_s, wall_s = (
-            fmean(part) for part in zip(*(one.overhead_s() for one in stages), strict=True)
-        )
-        if whole:
-            layers_s = sum(one.timer.layers_s for one in stages)
-            step_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
-        ratio = 1.0 if whole else max(1.0, wall_s / step_s)
-        return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES * ratio, 0.0, once_s * ratio)
+        once_s = fmean(one.once_s() for one in stages)
+        layers_s = sum(one.timer.layers_s for one in stages)
+        step_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
+        return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES, 0.0, once_s)
     finally:
         for group in groups.values():
             group.close()

@@ -20,6 +20,7 @@ from skyctl.agent.message_fields import (
     MaxLength,
     Port,
     Seconds,
+    Within,
 )
 
 Secret = Annotated[str, MaxLength(200)]
@@ -52,6 +53,7 @@ class MeasureRequest:
         generic: whether the generic speed is measured beside layers.
         handling: whether it is measured what messages cost; ``gloo``: over Gloo as well.
         memory_bytes: the most that may be used; None: all there is.
+        crowding: how many devices there are for each of the processors that it shares; 1 at least.
         action_s: the call overhead that is known from earlier; None: it is measured.
     """
 
@@ -65,6 +67,7 @@ class MeasureRequest:
     handling: bool
     gloo: bool
     memory_bytes: Bytes | None
+    crowding: Annotated[float, Within(1.0, 1e6)]
     action_s: Seconds | None = None
 
 

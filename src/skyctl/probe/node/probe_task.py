@@ -194,6 +194,7 @@ class _ProbeServer:
         threads = torch.get_num_threads()
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         counters = load_counters.LoadCounters()
+        bench: LayerBench | None = None
         left_out_s = 0.0
         if self._workload is None:
             self.progress(0, 1, "matrix products")
@@ -213,13 +214,13 @@ class _ProbeServer:
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if request.handling:
             self.progress(0, 1, "messages")
-            ratio = message_overhead.quota_ratio(self._cpus)
+            ratio = self._node_ratio(request, None if bench is None else bench.wall_cpu_ratio())
             adding_s = device_speed.measure_reduce_byte_s(self._device, ratio)
-            result |= {"reduce_byte_s": adding_s, **self._message_costs(BACKEND, adding_s)}
+            result |= {"reduce_byte_s": adding_s, **self._message_costs(BACKEND, ratio, adding_s)}
             if request.gloo:
                 self.progress(0, 1, "messages over Gloo")
                 try:
-                    result["gloo"] = self._message_costs(GLOO, adding_s)
+                    result["gloo"] = self._message_costs(GLOO, ratio, adding_s)
                 except (SkyctlError, RuntimeError, OSError) as exc:  # not all builds of torch can
                     result["gloo_error"] = _error_text(exc)
         self._channel.send(result)
@@ -231,14 +232,28 @@ class _ProbeServer:
         """The CPU quota that this process is held to; None: none."""
         return self._quota["cpus"] if self._quota else None
 
-    def _message_costs(self, backend: str, adding_s: float) -> dict[str, float]:
-        """What messages cost over that backend; ``adding_s``: what adding a byte takes."""
-        overhead = message_overhead.measure_message_overhead(self._cpus, self._identity, backend)
+    def _node_ratio(self, request: MeasureRequest, measured: float | None) -> float:
+        """Seconds of the node for one of its processors', with its quota and all that share them at work.
+
+        Args:
+            measured: as the layers have just shown it; None: there are none, or it is not the same for all.
+        """
+        shared = request.crowding if measured is None else measured
+        return max(1.0, shared, 0.0 if self._cpus is None else 1.0 / self._cpus)
+
+    def _message_costs(self, backend: str, ratio: float, adding_s: float) -> dict[str, float]:
+        """What messages cost over that backend, in seconds of the node.
+
+        Args:
+            ratio: of these, for one of its processors'.
+            adding_s: what adding a byte takes.
+        """
+        overhead = message_overhead.measure_message_overhead(ratio, self._identity, backend)
         return {
             "handling_s": overhead.stage_s,
             "handling_byte_s": overhead.byte_s,
             "step_s": overhead.step_s,
-            "message_byte_s": measure_message_byte_s(self._cpus, adding_s, self._identity, backend),
+            "message_byte_s": measure_message_byte_s(ratio, adding_s, self._identity, backend),
         }
 
     def _measure_layers(
@@ -332,8 +347,8 @@ class _ProbeServer:
                 "latency_s": figures.latency_s,
                 "bandwidth_bytes_per_s": figures.bandwidth_bytes_per_s,
             }
-            ratio = message_overhead.quota_ratio(self._cpus)
-            if ratio is not None:
+            if self._cpus is not None:
+                ratio = max(1.0, 1.0 / self._cpus)
                 answer |= {
                     "send_byte_s": figures.send_byte_s * ratio,
                     "receive_byte_s": figures.receive_byte_s * ratio,

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from skyctl.agent.process_tree import die_with_parent
 from skyctl.probe.node.loopback_ranks import LoopbackRanks
-from skyctl.probe.node.message_overhead import TIMEOUT_S, quota_ratio
+from skyctl.probe.node.message_overhead import TIMEOUT_S
 from skyctl.transport import BACKEND
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.peer import Peer
@@ -48,19 +48,18 @@ SUMS = 8
 
 
 def measure_message_byte_s(
-    cpus: float | None,
+    ratio: float,
     reduce_byte_s: float,
     identity: TlsIdentity | None = None,
     backend: str = BACKEND,
 ) -> float:
-    """Processor seconds to send, or to receive, one byte of gradients in a sum.
+    """Seconds of the node to send, or to receive, one byte of gradients in a sum.
 
     Each of the two ends passes every byte twice, once out and once in, and adds half of them.
 
     Args:
-        cpus: the CPU quota that all of this process and its children is held to, None: none; then seconds of
-            the node.
-        reduce_byte_s: of those seconds, what adding a byte takes.
+        ratio: seconds of the node for one of its processors'.
+        reduce_byte_s: of the node's seconds, what adding a byte takes.
         identity: the TLS certificate that messages will go under, None: none.
         backend: what carries them: ``skyctl`` or ``gloo``.
 
@@ -72,7 +71,7 @@ def measure_message_byte_s(
         store = Path(folder) / "store"
         with _child(lambda: _sum_as_child(ranks, store)):
             sum_s = median(_sum_often(0, ranks, store)[1:])
-    per_byte_s = sum_s / (4 * LAYER_NUMEL * LAYERS) * (quota_ratio(cpus) or 1.0)
+    per_byte_s = sum_s / (4 * LAYER_NUMEL * LAYERS) * ratio
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
 
 

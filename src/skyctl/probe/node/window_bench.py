@@ -102,6 +102,7 @@ class WindowBench:
     def use_wall_clock(self) -> None:
         """Goes by the wall's clock from now on; what was measured by the CPU's is forgotten."""
         self.timer.by_wall = True
+        self._built = None  # its marks go by the clock of before
         self.layer_samples = LayerSamples(skipped=self.layer_samples.skipped)
 
     def rounds(
