@@ -175,11 +175,12 @@ def _link_byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[Devi
 def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, Any]:
     """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
 
-    A message's byte as a sum over loopback has it, and what the links take more than loopback.
+    A message's byte as a sum over loopback has it, and what the links take more than loopback, by the one
+    where it is least: over a slow link data come in small pieces, which cost more a byte, but there are so few
+    of them that the line is busier than the processor.
     """
     loopback = device.handling_byte_s / (2 * HANDLING_NEIGHBOURS)
-    links = _link_byte_s(profile, device, devices)
-    more = max(0.0, median(links) / 2 - loopback) if links else 0.0
+    more = max(0.0, min(_link_byte_s(profile, device, devices), default=0.0) / 2 - loopback)
     return {"reduce_byte_s": device.reduce_byte_s, "message_byte_s": device.message_byte_s + more}
 
 

@@ -25,7 +25,7 @@ SHORT_CHUNK_BYTES = 65536
 """Of pieces on slow lines, which a long one would hold up; a byte in them takes a processor twice as long."""
 SLOW_BYTE_S = 4e-8
 """A line is slow from so many seconds a byte on: 200 Mbit/s."""
-EDGE_BYTES = 2 * CHUNK_BYTES
+EDGE_BYTES = 2 << 20
 """What a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
 MOST_HELPERS = 4
 """Devices that may help any holders over trees; of more, those with the fattest lines."""

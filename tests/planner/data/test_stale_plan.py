@@ -73,7 +73,7 @@ def test_the_root_comes_first_and_has_memory_for_weights_and_a_buffer_for_each()
     """Only the third device has the memory for the weights that pushes are applied to."""
     size = 2e6
     needs = 4 * 2 * size  # state
-    worker, root = needs + 2 * size, needs + 2 * size * (1 + 1 + 2) + 2 * 524288
+    worker, root = needs + 2 * size, needs + 2 * size * (1 + 1 + 2) + 2 * (2 << 20)
     memory = [worker, worker, root]
     problem = data_problem(
         (60.0, 60.0, 60.0), rate=1e9, gradient=size, microbatches=3, memory=memory, rhythm=Rhythm(staleness=1)

@@ -25,7 +25,7 @@ from skyctl.schedule.joint_simulation import ends_together
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 
-LEAST_EDGE_BYTES = 524288.0
+LEAST_EDGE_BYTES = 2097152.0
 """Of an edge's messages, whatever their size, so much is kept room for."""
 
 Ends = Mapping[HeldRange, float]

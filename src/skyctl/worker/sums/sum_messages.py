@@ -24,10 +24,12 @@ UP, DOWN = range(2)
 """Towards the root, and from it."""
 HEADER = struct.Struct("=8q")
 """A ``SumStamp``, and a zero."""
-AHEAD_BYTES = 512 << 10
-"""Of one edge's messages are received ahead, two at least. The word that a further one may come waits behind
-what this end sends over the same line; with 512 KiB in messages of 64 KiB both directions are kept full."""
-_UNDER_WAY = 2
+AHEAD_BYTES = 2 << 20
+"""Of one edge's messages are received ahead, and sent before the first has left, two at least. The word that
+a further one may come waits behind what this end sends over the same line. And an end under a CPU quota
+stands still for 8 ms at a time: a line of 1 Gbit/s carries 1 MB meanwhile, and with 512 KiB was idle for
+half of the time (docs/planning.md)."""
+_LEAST_UNDER_WAY = 2
 _KIND_NAMES = ("gradients", "running figures", "agreement", "factors", "weights", "grant", "differences")
 _DIRECTION_NAMES = ("up", "down")
 
@@ -112,7 +114,7 @@ class IncomingMessages:
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
         largest = max((stamp.nbytes for stamp in stamps), default=0)
-        for _ in range(min(len(stamps), max(_UNDER_WAY, AHEAD_BYTES // max(1, largest)))):
+        for _ in range(min(len(stamps), _under_way(largest))):
             self._post()
 
     def take(self) -> SumMessage:
@@ -145,7 +147,7 @@ class IncomingMessages:
 
 
 class OutgoingMessages:
-    """Sends each message to all of some peers; one may be under way while the next is made.
+    """Sends each message to all of some peers; up to ``AHEAD_BYTES`` are under way while the next is made.
 
     Args:
         release: called with each message that has left; None: it is kept, to be taken again.
@@ -167,10 +169,10 @@ class OutgoingMessages:
         return _take_buffer(self._free, nbytes)
 
     def send(self, message: SumMessage) -> None:
-        """Starts sending; waits until the message before has left."""
+        """Starts sending; waits until there is room for the next."""
         works = [peer.send(message.tensor, self._tag) for peer in self._peers]
         self._pending.append((message, works))
-        while len(self._pending) >= _UNDER_WAY or (self._pending and not works):
+        while len(self._pending) >= _under_way(message.nbytes) or (self._pending and not works):
             self._finish_oldest()
 
     def drain(self) -> None:
@@ -183,6 +185,11 @@ class OutgoingMessages:
         for work in works:
             work.wait()
         self._release(message)
+
+
+def _under_way(nbytes: int) -> int:
+    """How many messages of that size are under way at a time."""
+    return max(_LEAST_UNDER_WAY, AHEAD_BYTES // max(1, nbytes))
 
 
 def _take_buffer(free: list[SumMessage], nbytes: int) -> SumMessage:
