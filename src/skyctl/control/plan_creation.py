@@ -15,7 +15,11 @@ from skyctl.control.link_dtypes import with_link_dtypes
 from skyctl.control.observations import correct_from_run
 from skyctl.control.plan_options import PlanOptions, rhythm_options
 from skyctl.control.plan_pairs import refuse_broken_pairs
-from skyctl.control.problem_from_profile import build_problem, measured_workload
+from skyctl.control.problem_from_profile import (
+    build_problem,
+    measured_workload,
+    with_step_overhead_once,
+)
 from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
 from skyctl.control.round_owners import with_rounds
 from skyctl.control.schedule_choice import AUTO, ScheduleChooser, promising_first, with_schedule
@@ -248,6 +252,8 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
     """A plan of one problem by one strategy, or the user's own assignment."""
     if options.named:
         model_parts(problem)
+    if problem.parallel == DATA:
+        problem = with_step_overhead_once(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assigned:
         made = plan_assigned(problem, options.assign, options.assign_shares)

@@ -176,12 +176,30 @@ def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[Device
     """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
 
     A message's byte as a sum over loopback has it, and what the links take more than loopback, by the one
-    where it is least: over a slow link data come in small pieces, which cost more a byte, but there are so few
-    of them that the line is busier than the processor.
+    where it is least: over a slow link data come in small pieces, which cost more a byte, but there the line
+    is busier than the processor.
     """
     loopback = device.handling_byte_s / (2 * HANDLING_NEIGHBOURS)
     more = max(0.0, min(_link_byte_s(profile, device, devices), default=0.0) / 2 - loopback)
     return {"reduce_byte_s": device.reduce_byte_s, "message_byte_s": device.message_byte_s + more}
+
+
+def with_step_overhead_once(problem: Problem) -> Problem:
+    """A problem of holders of all layers in which each pays once a step for beginning and ending it.
+
+    ``handling_s`` spreads that over all of a step's microbatches, as a stage of one pipeline has them. A
+    holder has a few of these: for it the first layer's optimizer takes so much longer.
+    """
+    times = dict(problem.times)
+    devices = []
+    for device in problem.devices:
+        known = times.get(device.id)
+        if known is not None:
+            first_s, *rest = known.optimizer_s
+            once_s = device.handling_s * problem.microbatches
+            times[device.id] = known.model_copy(update={"optimizer_s": (first_s + once_s, *rest)})
+        devices.append(device if known is None else device.model_copy(update={"handling_s": 0.0}))
+    return problem.model_copy(update={"times": times, "devices": tuple(devices)})
 
 
 def _receive_window(shape: ShapeProfile) -> int:

@@ -161,6 +161,7 @@ def measure_devices(
             gloo=known.handles_gloo(member.id),
             memory_bytes=None if cap_gib is None else cap_gib * GIB,
             crowding=crowding(members, member),
+            gradient_bytes=sum(layer.gradient_bytes for layer in shapes[0].layers) if shapes else 0.0,
             action_s=known.actions.get(member.id),
         )
         probes.send(member, request)

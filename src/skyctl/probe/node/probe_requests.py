@@ -54,6 +54,7 @@ class MeasureRequest:
         handling: whether it is measured what messages cost; ``gloo``: over Gloo as well.
         memory_bytes: the most that may be used; None: all there is.
         crowding: how many devices there are for each of the processors that it shares; 1 at least.
+        gradient_bytes: of all layers' gradients in float32.
         action_s: the call overhead that is known from earlier; None: it is measured.
     """
 
@@ -68,6 +69,7 @@ class MeasureRequest:
     gloo: bool
     memory_bytes: Bytes | None
     crowding: Annotated[float, Within(1.0, 1e6)]
+    gradient_bytes: Bytes
     action_s: Seconds | None = None
 
 

@@ -216,11 +216,14 @@ class _ProbeServer:
             self.progress(0, 1, "messages")
             ratio = self._node_ratio(request, None if bench is None else bench.wall_cpu_ratio())
             adding_s = device_speed.measure_reduce_byte_s(self._device, ratio)
-            result |= {"reduce_byte_s": adding_s, **self._message_costs(BACKEND, ratio, adding_s)}
+            result |= {
+                "reduce_byte_s": adding_s,
+                **self._message_costs(BACKEND, ratio, adding_s, request.gradient_bytes),
+            }
             if request.gloo:
                 self.progress(0, 1, "messages over Gloo")
                 try:
-                    result["gloo"] = self._message_costs(GLOO, ratio, adding_s)
+                    result["gloo"] = self._message_costs(GLOO, ratio, adding_s, request.gradient_bytes)
                 except (SkyctlError, RuntimeError, OSError) as exc:  # not all builds of torch can
                     result["gloo_error"] = _error_text(exc)
         self._channel.send(result)
@@ -241,19 +244,24 @@ class _ProbeServer:
         shared = request.crowding if measured is None else measured
         return max(1.0, shared, 0.0 if self._cpus is None else 1.0 / self._cpus)
 
-    def _message_costs(self, backend: str, ratio: float, adding_s: float) -> dict[str, float]:
+    def _message_costs(
+        self, backend: str, ratio: float, adding_s: float, gradient_bytes: float
+    ) -> dict[str, float]:
         """What messages cost over that backend, in seconds of the node.
 
         Args:
             ratio: of these, for one of its processors'.
             adding_s: what adding a byte takes.
+            gradient_bytes: of a step's sum.
         """
+        numel = int(gradient_bytes) // torch.float32.itemsize
+        sum_byte_s = measure_message_byte_s(ratio, adding_s, self._identity, backend, numel)
         overhead = message_overhead.measure_message_overhead(ratio, self._identity, backend)
         return {
             "handling_s": overhead.stage_s,
             "handling_byte_s": overhead.byte_s,
             "step_s": overhead.step_s,
-            "message_byte_s": measure_message_byte_s(ratio, adding_s, self._identity, backend),
+            "message_byte_s": sum_byte_s,
         }
 
     def _measure_layers(

@@ -32,6 +32,7 @@ from skyctl.transport import BACKEND
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_order import RoutePlace
+from skyctl.worker.sums.pass_layouts import buckets_of
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import GRADIENTS
@@ -41,10 +42,11 @@ CHUNK_NUMEL = 65536
 """Of a sum's messages (``records.sync.Sync.chunk_bytes``, in float32)."""
 ROUTES = 4
 """Each end is the root of every other one: threads as in a ring of four."""
-LAYER_NUMEL, LAYERS = 400_000, 5
-"""More than a chunk for each route, so each is a bucket; and no multiple of chunks, as in a model."""
-SUMS = 8
-"""The first is warm-up."""
+LAYERS = 5
+LEAST_NUMEL, MOST_NUMEL = 20_000, 2_000_000
+"""Of a sum. A small one is measured as small as it is: beginning, agreeing and waking up are most of it."""
+LEAST_SUMS, MOST_SUMS = 8, 40
+"""The first is warm-up. Small ones are made more often."""
 
 
 def measure_message_byte_s(
@@ -52,6 +54,7 @@ def measure_message_byte_s(
     reduce_byte_s: float,
     identity: TlsIdentity | None = None,
     backend: str = BACKEND,
+    numel: int = MOST_NUMEL,
 ) -> float:
     """Seconds of the node to send, or to receive, one byte of gradients in a sum.
 
@@ -62,6 +65,7 @@ def measure_message_byte_s(
         reduce_byte_s: of the node's seconds, what adding a byte takes.
         identity: the TLS certificate that messages will go under, None: none.
         backend: what carries them: ``skyctl`` or ``gloo``.
+        numel: how many numbers the workload sums in a step; ``MOST_NUMEL`` stand for more.
 
     Raises:
         RunError: this node can't connect to itself, or its child is gone.
@@ -69,35 +73,36 @@ def measure_message_byte_s(
     ranks = LoopbackRanks(2, secrets.token_hex(16), backend, identity, TIMEOUT_S)
     with tempfile.TemporaryDirectory(prefix="skyctl-sum-") as folder:
         store = Path(folder) / "store"
-        with _child(lambda: _sum_as_child(ranks, store)):
-            sum_s = median(_sum_often(0, ranks, store)[1:])
-    per_byte_s = sum_s / (4 * LAYER_NUMEL * LAYERS) * ratio
+        layer_numel = max(LEAST_NUMEL, min(MOST_NUMEL, numel)) // LAYERS
+        with _child(lambda: _sum_as_child(ranks, store, layer_numel)):
+            sum_s = median(_sum_often(0, ranks, store, layer_numel)[1:])
+    per_byte_s = sum_s / (4 * layer_numel * LAYERS) * ratio
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
 
 
-def _sum_as_child(ranks: LoopbackRanks, store: Path) -> None:
-    _sum_often(1, ranks, store)
+def _sum_as_child(ranks: LoopbackRanks, store: Path, layer_numel: int) -> None:
+    _sum_often(1, ranks, store, layer_numel)
 
 
-def _sum_often(end: int, ranks: LoopbackRanks, file: Path) -> list[float]:
+def _sum_often(end: int, ranks: LoopbackRanks, file: Path, layer_numel: int) -> list[float]:
     """Sums as one of the two ends; CPU seconds of this process, by sum.
 
     Args:
         file: in which the two ends find each other.
     """
-    layout = make_layout([[LAYER_NUMEL]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
-    gradients = [torch.ones(LAYER_NUMEL, dtype=torch.float32) for _ in range(LAYERS)]
+    layout = make_layout([[layer_numel]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
+    gradients = [torch.ones(layer_numel, dtype=torch.float32) for _ in range(LAYERS)]
     store: Any = dist.FileStore(str(file), 2)  # type: ignore[attr-defined] # not in torch's stubs
     group = ranks.connect(store, {end: [1 - end]})[end]
     sums = RouteSum(0, _places(end), {1 - end: Peer(group, 1 - end)})
     taken_s = []
     try:
-        for step in range(SUMS):
+        for step in range(max(LEAST_SUMS, min(MOST_SUMS, 2 * MOST_NUMEL // (layer_numel * LAYERS)))):
             begun_s = time.process_time()
             sum_work = SumWork(layout, step, kind=GRADIENTS)
             sums.begin(sum_work)
-            for layer in gradients:
-                sum_work.add_bucket([layer])
+            for bucket in buckets_of(layout, [[layer] for layer in gradients]):
+                sum_work.add_bucket(bucket)
             sum_work.wait()
             taken_s.append(time.process_time() - begun_s)
     finally:
