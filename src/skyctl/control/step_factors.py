@@ -5,6 +5,8 @@ Only a parameter server's plan depends on it, so only its problem has these figu
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from skyctl.control.problem_from_profile import measured_shape, measured_workload
 from skyctl.records.measurement import Measurement, ReplicaMeasurement, median
 from skyctl.records.problem import Problem
@@ -21,7 +23,8 @@ def step_factors(replica: ReplicaMeasurement) -> tuple[float, ...]:
 def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
     """The problem with what the newest run of the same layers showed of each device's steps.
 
-    Unchanged where the rhythm has no parameter server.
+    Unchanged where the rhythm has no parameter server. The probe's times are means, and so the factors have a
+    mean of 1 here; times that a run showed are its median steps', and uneven runs change no times.
     """
     if not problem.rhythm.is_stale:
         return problem
@@ -32,7 +35,8 @@ def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
     found: dict[str, tuple[float, ...]] = {}
     for one in sorted(profile.observations, key=lambda one: one.seen):
         if one.step_factors and (one.digest, one.microbatch_size) == about:
-            found[one.device] = one.step_factors
+            mean = fmean(one.step_factors)
+            found[one.device] = tuple(factor / mean for factor in one.step_factors)
     return _with_factors(problem, found)
 
 
