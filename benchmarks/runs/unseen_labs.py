@@ -208,11 +208,9 @@ def _local(count: int, more: str = "") -> str:
 
 
 def _mesh(rates: dict[str, float], latency_ms: float = 0.2) -> str:
-    ends = [(f"n{a}", f"n{b}", rate) for (a, b), rate in rates.items()]
     lines = [
-        f"  - {{source: {a}, target: {b}, rate_mbit: {rate}, latency_ms: {latency_ms}}}\n"
-        for x, y, rate in ends
-        for a, b in ((x, y), (y, x))
+        f"  - {{between: [n{a}, n{b}], rate_mbit: {rate}, latency_ms: {latency_ms}}}\n"
+        for (a, b), rate in rates.items()
     ]
     return f"links:\n{''.join(lines)}"
 
@@ -245,7 +243,7 @@ LABS: dict[str, UnseenLab] = {
         (32, 8),
         ("data", "pipeline", "hybrid", "delayed"),
     ),
-    "local owners": UnseenLab(_local(6), SOFTMAX, (60, 6), ("rounds", "data")),
+    "local owners": UnseenLab(_local(6), SOFTMAX, (6000, 6), ("rounds",)),
     "stalls": UnseenLab(_local(4), STALLS, (32, 4), ("stale", "data", "rounds"), by_mean=True),
     "periods of 100 ms": UnseenLab(
         _nodes((0.65, 0.35, 0.2), (90, 90, 40), "", "cpu_period_ms: 100\n"),
@@ -356,7 +354,7 @@ def _lab_lines(name: str, about: UnseenLab) -> Iterator[dict[str, Any]]:
                 megabytes, ways = about.sums
                 for row in bench.skyctl(
                     "bench-sync", "--bytes", f"{megabytes}MB", "--sync", ways, "--repeat", 8, "-y"
-                )["sums"]:
+                )["rows"]:
                     yield _line(name, f"sum: {row['sync']}", row["predicted_s"], row["measured_s"], None)
             if about.source is not None:
                 yield from _form_lines(bench, name, about, about.source)

@@ -139,7 +139,10 @@ def test_hubs_that_all_need_the_same_peers_are_left_out_in_the_end() -> None:
 
 
 class Script:
-    """A node's process, and the network it believes in: ``rate`` bytes a second for each flow."""
+    """A node's process, and the network it believes in: ``rate`` bytes a second for each flow.
+
+    Faults: what each flow gets is ``unlucky`` in short windows; flows take all of a ``busy`` node's processors.
+    """
 
     def __init__(self, name: str, rates: dict[tuple[str, str], float], fault: str = "") -> None:
         self.name, self.rates, self.fault = name, rates, fault
@@ -164,8 +167,12 @@ class Script:
         arrivals = {}
         for pair in message["pairs"]:
             each_s = pair["receive_bytes"] / self.rates[pair["peer"], self.name]
+            if self.fault == "unlucky" and pair["messages"] == NODE_SIZES.messages:
+                each_s /= 0.7
             count = 0 if self.fault == "nothing" else pair["messages"]
             arrivals[pair["peer"]] = [each_s * (i + 1) for i in range(count)]
+        if self.fault == "busy":
+            answer["busy_share"] = 0.95
         self.events.put(answer | {"arrivals": arrivals})
 
     def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
@@ -210,7 +217,8 @@ def play(
         connect_s=0.2,
         transfer_s=0.2,
     )
-    assert rounds == [(i, len(rounds)) for i in range(len(rounds))]
+    assert [done for done, _ in rounds] == list(range(len(rounds)))
+    assert all(done < of for done, of in rounds)
     return lines, reasons, probes, scripts
 
 
@@ -235,6 +243,30 @@ def test_a_shared_line_is_found_in_the_direction_that_shares(fleets: list[Device
 def test_what_is_not_shared_is_not_recorded(fleets: list[DeviceProbes]) -> None:
     lines, reasons, probes, _ = play(fleets, dict.fromkeys("abcdef", 5 * MB), {})
     assert (lines, reasons, probes.failures) == ([], {}, {})
+
+
+def test_one_short_window_is_no_evidence(fleets: list[DeviceProbes]) -> None:
+    lines, reasons, _, scripts = play(fleets, dict.fromkeys("abc", 5 * MB), {}, a="unlucky")
+    assert (lines, reasons) == ([], {})
+    asked = [order for order in scripts["a"].orders if order["role"] == "hub"]
+    assert len(asked) == 2, "it was measured again, for longer"
+    assert asked[1]["pairs"][0]["messages"] > asked[0]["pairs"][0]["messages"]
+
+
+def test_what_stays_slow_is_shared(fleets: list[DeviceProbes]) -> None:
+    seventy = {("b", "a"): 3.5 * MB, ("c", "a"): 3.5 * MB}
+    lines, _, _, scripts = play(fleets, dict.fromkeys("abc", 5 * MB), seventy)
+    (line,) = lines
+    assert (line.node, line.direction) == ("a", "in")
+    assert line.bandwidth_bytes_per_s == pytest.approx(7 * MB, rel=0.01)
+    assert [order["role"] for order in scripts["a"].orders].count("hub") == 2
+
+
+def test_processors_that_flows_take_whole_show_no_line(fleets: list[DeviceProbes]) -> None:
+    halves = {("a", "c"): 2.5 * MB, ("b", "c"): 2.5 * MB}
+    lines, reasons, _, _ = play(fleets, dict.fromkeys("abc", 5 * MB), halves, c="busy")
+    assert not lines
+    assert reasons["c"] == "the flows took 95% of the processors of c"
 
 
 @pytest.mark.parametrize(

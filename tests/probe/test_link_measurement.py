@@ -36,9 +36,19 @@ def test_a_streams_start_is_left_out() -> None:
     slow_start = [0.1, 0.3, 0.5, *(0.5 + 0.05 * number for number in range(1, 11))]
     assert link_speed.stream_rate(slow_start, 1000, 0.4) == pytest.approx(20_000)
     assert link_speed.stream_rate(slow_start, 1000, 9.0) > 18_000  # at most half of it is left out
-    stalled = [0.1 * n if n < 5 or n > 10 else 1.0 for n in range(1, 21)]
+    stalled = [0.1 * n if n < 5 or n > 10 else 1.0 for n in range(1, 31)]
     assert link_speed.stream_rate(stalled, 1000, 0.6) == pytest.approx(10_000)  # 5 to 10 came at once, late
     assert link_speed.stream_rate([0.5, 0.5], 1000, 0.1) == pytest.approx(4_000)  # all at once
+
+
+def test_a_stream_that_comes_in_bursts_is_counted_from_burst_to_burst() -> None:
+    """A shaper sends 64 KiB at once and waits for as long as they should have taken; the last has fewer."""
+    rate, burst, size = 600e3, 65536, 8192
+    sent = [number * size // burst * burst / rate for number in range(link_speed.MESSAGES)]
+    came = [0.001 + at for at in sent]
+    assert link_speed.stream_rate(came[:60], size, 0.1) == pytest.approx(rate, rel=0.02)
+    assert not link_speed.is_steady(came[:40], 0.1), "five bursts are too few"
+    assert link_speed.longest_pause_s(came) == pytest.approx(burst / rate)
 
 
 def test_the_two_fastest_streams_must_agree() -> None:
@@ -89,7 +99,7 @@ def test_a_stream_is_judged_by_its_halves_where_it_has_some_and_tcp_is_up_to_spe
     assert link_speed.is_steady(even, link_speed.SETTLE_S)
     assert not link_speed.is_steady(even, 2 * link_speed.SETTLE_S), "round trips are long"
     assert not link_speed.is_steady(even[:10], link_speed.SETTLE_S), "too few messages"
-    slowed = even[:18] + [at + 0.03 for at in even[18:]]
+    slowed = even[:40] + [at + 0.06 for at in even[40:]]
     assert not link_speed.is_steady(slowed, link_speed.SETTLE_S)
     late_start = [at + 0.1 for at in even[:5]] + [max(at, 0.2) for at in even[5:]]
     assert link_speed.is_steady(late_start, link_speed.SETTLE_S), "what is left out does not count"

@@ -124,7 +124,9 @@ def bench_sync(
             planned = plan_sums(profile, ref, names, syncs, sync_format, helpers, backend)
             show_backend(out, [one.plan for one in planned])
             run = RunOptions(steps=options.repeat + 1, weights=False)
-            done = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
+            done = measure_with_progress(
+                out, progress, job.cluster, job.request, planned, sessions, run, yes=options.yes
+            )
     figures = sum_figures(done)
     _show(out, figures)
     rows = [{**asdict(one), "rate_mbit": one.rate_mbit} for one in figures]

@@ -11,6 +11,7 @@ import typer
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command, is_given
+from skyctl.cli.form_trial import TrialOption
 from skyctl.cli.option_values import STRATEGIES, parse_node_counts, parse_numbers, require_choice
 from skyctl.cli.options import (
     ClusterOptions,
@@ -54,6 +55,7 @@ class ComparisonOptions:
         typer.Option("--paper", help="Sky Computing's published experiment, simulated: no cluster needed."),
     ] = False
     measure: Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")] = False
+    trial: TrialOption = True
     trace: TraceOption = False
     steps: StepsOption = 10
     strategy: Annotated[
@@ -281,6 +283,7 @@ def _measured(
     from skyctl.control.comparison_sweeps import measure_nodes
     from skyctl.control.contradiction_recheck import recheck_contradictions
     from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.control.observations import keep_observations
     from skyctl.run.run_context import RunOptions
 
     connect = options.connect_options(target.path)
@@ -296,10 +299,15 @@ def _measured(
         def measure(
             found: list[StrategyOutcome], earlier: Sequence[StrategyOutcome] = ()
         ) -> list[StrategyOutcome]:
-            asked = (out, progress, job, found, sessions, run)
+            asked = (out, progress, job.cluster, job.request, found, sessions, run)
             return measure_with_progress(*asked, yes=options.yes, earlier=earlier)
 
         outcomes = measure(planned)
+        for one in outcomes:
+            if one.plan is not None and one.measurement is not None:
+                keep_observations(job.cluster.name, one.plan, job.workload.digest, one.measurement)
+        if options.trial:
+            outcomes = job.chosen_by_measurement(outcomes)
         if points:
             points = measure_nodes(points, planned, outcomes, lambda found: measure(found, outcomes))
         sweeps += _nodes_sweeps(points, outcomes)

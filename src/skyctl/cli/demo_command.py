@@ -75,7 +75,9 @@ def demo(
             show_plan(out, best)
         out.line(f"\n3. compare: {steps} real steps under each plan")
         options = RunOptions(steps=steps, weights=False, trace=True)
-        measured = measure_with_progress(out, progress, job, planned, sessions, options, yes=yes)
+        measured = measure_with_progress(
+            out, progress, job.cluster, job.request, planned, sessions, options, yes=yes
+        )
         progress("writing the report")
         reproduction = describe_reproduction(
             context, job.request, profile, measured, steps=steps, cluster_file=None

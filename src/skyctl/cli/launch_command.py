@@ -156,6 +156,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--seed": options.seed,
         "--dtype": options.dtype,
         "--no-compare": options.no_compare or None,
+        "--no-trial": None if options.trial else True,
     }
     for flag, value in given.items():
         if value is not None:
@@ -202,14 +203,18 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         out.json({"ranks": None})
         return
 
+    named = None if backend in (None, "auto") else cast("Backend", backend)
+
     def make_plan(
         progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
     ) -> Plan:
+        from skyctl.cli.form_trial import try_forms
         from skyctl.cli.show_plan import show_left_out, show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
         from skyctl.control.backend_choice import measures_gloo
         from skyctl.control.contradiction_recheck import recheck_contradictions
         from skyctl.control.form_choice import forms_left_out_by
+        from skyctl.control.form_trial import make_trial
         from skyctl.control.plan_from_profile import plan_profile
         from skyctl.control.profiles import probe_cluster
         from skyctl.control.schedule_choice import AUTO
@@ -228,12 +233,16 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
             asked_for = replace(choice, left_out=forms_left_out_by(loaded.model.layers))
         plan = plan_profile(profile, asked_for, request.ref(loaded.digest))
         show_learned(out, profile, plan.problem.microbatches)
+        trial = make_trial(profile, asked_for, request.ref(loaded.digest), plan)
+        if trial is not None:
+            run = options.run_options(named)
+            tried = (out, progress, target.cluster, request, sessions, trial, run, loaded.digest)
+            plan = try_forms(*tried, yes=options.yes, wanted=options.trial)
         show_plan(out, plan)
         show_left_out(out, plan, profile)
         show_link_dtypes(out, plan)
         return plan
 
-    named = None if backend in (None, "auto") else cast("Backend", backend)
     _train(out, target, target.cluster.nodes, load, make_plan, options, init, named)
 
 

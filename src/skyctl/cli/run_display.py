@@ -23,9 +23,10 @@ from skyctl.compare.number_format import (
 if TYPE_CHECKING:
     from skyctl.cli.command_output import Output
     from skyctl.compare.outcome import StrategyOutcome
-    from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.node_sessions import NodeSessions
+    from skyctl.control.training_request import TrainingRequest
     from skyctl.files import RunPaths
+    from skyctl.records.cluster import Cluster
     from skyctl.records.measurement import Measurement, OwnerMeasurement, ValidationMeasurement
     from skyctl.records.plan import Plan
     from skyctl.run.callbacks import RankOfNode, RunCallbacks, StepProgress
@@ -163,7 +164,8 @@ def _format_duration(seconds: float) -> str:
 def measure_with_progress(
     out: Output,
     progress: ProgressDisplay,
-    job: ComparisonJob,
+    cluster: Cluster,
+    request: TrainingRequest,
     outcomes: Sequence[StrategyOutcome],
     sessions: NodeSessions,
     options: RunOptions,
@@ -201,7 +203,7 @@ def measure_with_progress(
 
     def run(strategy: str, plan: Plan) -> Measurement:
         callbacks = callbacks_for(strategy)
-        return run_plan(plan, job.cluster, job.request, sessions.sessions, options, callbacks)[0]
+        return run_plan(plan, cluster, request, sessions.sessions, options, callbacks)[0]
 
     def ended(outcome: StrategyOutcome) -> None:
         table.end_run(outcome)

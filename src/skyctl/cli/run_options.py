@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skyctl.cli.form_trial import TrialOption
 from skyctl.cli.option_values import STRATEGIES, complete_choices, complete_run
 from skyctl.cli.options import (
     ClusterOptions,
@@ -194,6 +195,7 @@ class RecipeOptions:
 class SupervisionOptions:
     """How a run is begun and watched, and what is left of it."""
 
+    trial: TrialOption = True
     trace: TraceOption = False
     ignore_changes: Annotated[
         bool,

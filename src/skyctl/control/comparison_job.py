@@ -9,7 +9,8 @@ from skyctl.compare.conclusion import is_same_plan
 from skyctl.compare.outcome import ALONE, BASELINE, SYNCHRONOUS, StrategyOutcome
 from skyctl.compare.sync_summary import SYNC_CHOICES, SyncRow, sync_choice, sync_rows
 from skyctl.control.backend_choice import measures_gloo
-from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choose_among
+from skyctl.control.form_choice import DATA, FORMS, HYBRID, PIPELINE, FormResult, choose_among
+from skyctl.control.form_trial import contenders, fastest_tried, with_tried_forms
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import forms_left_out
 from skyctl.control.plan_from_profile import plan_profile
@@ -151,6 +152,23 @@ class ComparisonJob:
         taken = choose_among(found)
         others = [one for one in outcomes if one is not pipeline]
         return [*others, *rows.values(), pipeline if taken is None else StrategyOutcome(best, taken)]
+
+    def chosen_by_measurement(self, outcomes: Sequence[StrategyOutcome]) -> list[StrategyOutcome]:
+        """The same, the last with the plan of the form whose steps were the shortest, of those that contend.
+
+        Unchanged where forms were not compared, or none of several contending ones was measured.
+        """
+        *before, last = outcomes
+        if self.options.parallel != AUTO or last.plan is None or not last.plan.forms:
+            return list(outcomes)
+        rows = [one for one in before if one.strategy in FORMS and one.plan is not None]
+        contending = contenders([one.plan for one in rows if one.plan is not None])
+        tried = [one for one in rows if one.plan in contending and one.measurement is not None]
+        best = fastest_tried(tried) if len(tried) > 1 else None
+        if best is None or best.plan is None or best.measurement is None:
+            return list(outcomes)
+        plan = with_tried_forms(best.plan, last.plan.forms, tried)
+        return [*before, replace(last, plan=plan, measurement=best.measurement, error=None)]
 
     def syncs(self, profile: Profile, outcomes: Sequence[StrategyOutcome]) -> list[SyncRow]:
         """The best plan for each way to sum gradients, where the last outcome's pipelines sum them.

@@ -191,11 +191,11 @@ def choose_among(found: Sequence[FormResult]) -> Plan | None:
         return None
     limit_s = min(plan.step_s for plan in made) * (1 + NEAR_BEST)
     near = [plan for plan in made if plan.step_s <= limit_s]
-    chosen = min(near, key=lambda plan: (_intricacy(plan), FORMS.index(plan.problem.parallel)))
+    chosen = min(near, key=lambda plan: (intricacy(plan), FORMS.index(plan.problem.parallel)))
     return chosen.model_copy(update={"forms": tuple(_outcome(one, chosen) for one in found)})
 
 
-def _intricacy(plan: Plan) -> int:
+def intricacy(plan: Plan) -> int:
     """0: one device; 1: devices that hold all layers each; 2: one pipeline; 3: several."""
     stages = len(plan.placed_stages)
     if stages == 1:

@@ -252,7 +252,7 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
     """A plan of one problem by one strategy, or the user's own assignment."""
     if options.named:
         model_parts(problem)
-    if problem.parallel == DATA:
+    if problem.parallel != PIPELINE:
         problem = with_step_overhead_once(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assigned:

@@ -185,19 +185,22 @@ def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[Device
 
 
 def with_step_overhead_once(problem: Problem) -> Problem:
-    """A problem of holders of all layers in which each pays once a step for beginning and ending it.
+    """A problem of several pipelines in which each pays once a step for beginning and ending it.
 
-    ``handling_s`` spreads that over all of a step's microbatches, as a stage of one pipeline has them. A
-    holder has a few of these: for it the first layer's optimizer takes so much longer.
+    ``handling_s`` spreads that over all of a step's microbatches, as a stage of one pipeline has them. One of
+    several has a few of these: for it the first and the last layer's optimizer take half as much longer each.
+    Then who holds all layers pays all, and the two ends of a longer pipeline half.
     """
     times = dict(problem.times)
     devices = []
     for device in problem.devices:
         known = times.get(device.id)
         if known is not None:
-            first_s, *rest = known.optimizer_s
-            once_s = device.handling_s * problem.microbatches
-            times[device.id] = known.model_copy(update={"optimizer_s": (first_s + once_s, *rest)})
+            half_s = device.handling_s * problem.microbatches / 2
+            longer = [*known.optimizer_s]
+            longer[0] += half_s
+            longer[-1] += half_s
+            times[device.id] = known.model_copy(update={"optimizer_s": tuple(longer)})
         devices.append(device if known is None else device.model_copy(update={"handling_s": 0.0}))
     return problem.model_copy(update={"times": times, "devices": tuple(devices)})
 

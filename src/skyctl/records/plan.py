@@ -159,6 +159,7 @@ class FormOutcome(Record):
         schedule: of the plans that the bound speaks of; None: that of the plan's problem.
         witness: prices that prove the bound, as in a certificate, or None.
         reason: why there is no plan of the form, for people; None where there is one.
+        measured_s: the median of ten steps of that plan, run to choose between forms; None: it was not.
     """
 
     parallel: Parallel
@@ -168,6 +169,7 @@ class FormOutcome(Record):
     schedule: Schedule | None = None
     witness: Witness | None = None
     reason: str | None = None
+    measured_s: Seconds | None = None
 
 
 class Contradiction(Record):

@@ -26,15 +26,22 @@ def test_a_byte_of_gradients_costs_its_sender_and_its_receiver(
     identity: TlsIdentity | None, backend: str
 ) -> None:
     before, there = threading.active_count(), children()
-    alone, under = (measure_message_byte_s(cpus, 0.0, identity, backend) for cpus in (None, 0.01))
+    alone, under = (measure_message_byte_s(ratio, 0.0, identity, backend) for ratio in (1.0, 100.0))
     assert 1e-11 < alone < 1e-6
     assert under > 5 * alone
     until(lambda: threading.active_count() == before, patience_s=MOMENT_S)
     assert children() == there
 
 
+@pytest.mark.parametrize("backend", ["skyctl", "gloo"])
+def test_a_byte_of_a_small_sum_costs_more(backend: str) -> None:
+    """Beginning it, agreeing on it and waking up are there however little is summed."""
+    small, large = (measure_message_byte_s(1.0, 0.0, None, backend, numel) for numel in (0, 2_000_000))
+    assert small > 2 * large
+
+
 def test_what_adding_takes_is_not_counted_twice() -> None:
-    assert measure_message_byte_s(None, 1e-3) == 0.0
+    assert measure_message_byte_s(1.0, 1e-3) == 0.0
 
 
 @pytest.mark.parametrize("backend", ["skyctl", "gloo"])
@@ -45,5 +52,5 @@ def test_a_child_that_can_not_connect_is_not_waited_for(
     monkeypatch.setattr(sum_overhead, "TIMEOUT_S", 0.5)
     there = children()
     with pytest.raises(RunError, match="itself"):
-        measure_message_byte_s(None, 0.0, None, backend)
+        measure_message_byte_s(1.0, 0.0, None, backend)
     assert children() == there
