@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.planner.data_problems import data_problem
-from tests.planner.hybrid_plans import hybrid_plan
+from tests.control.form_plans import PROBLEM, made
 
 from skyctl.compare.form_summary import describe_forms, form_table, least_bound_s
 from skyctl.control.form_choice import FormResult, choose_among, choose_form, in_form
@@ -14,18 +13,7 @@ from skyctl.control.plan_creation import forms_left_out, plan_best
 from skyctl.control.plan_options import PlanOptions
 from skyctl.control.problem_overrides import override_problem
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
-from skyctl.planner import api
 from skyctl.records.plan import Plan
-
-PROBLEM = data_problem(speeds=(2.0, 2.0, 1.0), rate=1e4, microbatches=8, layers=4, parallel="pipeline")
-
-
-def made(form: str, step_s: float, bound_s: float | None = None, *, strategy: str = "optimal") -> Plan:
-    """A plan of that form that is said to take so long."""
-    found = hybrid_plan() if form == "hybrid" else api.plan(in_form(PROBLEM, form), strategy)
-    certificate = found.certificate.model_copy(update={"lower_bound_s": bound_s, "value_s": step_s})
-    predicted = found.predicted.model_copy(update={"iteration_s": step_s})
-    return found.model_copy(update={"certificate": certificate, "predicted": predicted})
 
 
 def chosen(pipeline_s: float, data_s: float, hybrid_s: float) -> Plan:

@@ -18,16 +18,19 @@ FORM_NAMES = {"pipeline": "a pipeline", "data": "data parallelism", "hybrid": "s
 def form_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """(headings, cells) of the forms that were looked at; ``*`` marks the plan's own."""
     fastest_s = min((one.iteration_s for one in plan.forms if one.iteration_s is not None), default=0.0)
+    tried = any(one.measured_s is not None for one in plan.forms)
     rows = [
         [
             one.parallel + ("*" if one.parallel == plan.problem.parallel else ""),
             format_seconds(one.iteration_s),
             _times_as_long(one, fastest_s),
+            *([format_seconds(one.measured_s)] if tried else []),
             format_seconds(one.lower_bound_s),
         ]
         for one in plan.forms
     ]
-    return ["form", "step, predicted", "times as long", "none is faster than"], rows
+    measured = ["measured"] if tried else []
+    return ["form", "step, predicted", "times as long", *measured, "none is faster than"], rows
 
 
 def _times_as_long(one: FormOutcome, fastest_s: float) -> str:
@@ -55,6 +58,8 @@ def _choice(plan: Plan) -> str:
     alone = len(plan.placed_stages) == 1
     name = "one device alone" if alone else FORM_NAMES[plan.problem.parallel]
     step_s = plan.predicted.iteration_s
+    if any(one.measured_s is not None for one in plan.forms):
+        return f"form: {name}, by ten measured steps of each that predictions could not tell apart"
     others = [
         (one.iteration_s, one.parallel)
         for one in plan.forms

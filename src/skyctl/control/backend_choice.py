@@ -274,7 +274,27 @@ def _require_carried(backend: str, devices: Sequence[str], there: str) -> None:
 
 
 def _with_costs(device: DeviceProfile, costs: MessageCosts | None) -> DeviceProfile:
-    return device if costs is None else device.model_copy(update=dict(costs))
+    if costs is None:
+        return device
+    return device.model_copy(update=costs.model_dump(exclude={"ring_byte_s"}))
+
+
+def with_ring_costs(profile: Profile, links: Sequence[LinkProfile]) -> Profile | None:
+    """A profile as if messages went over Gloo, whose sums go in rings that its own collective sums over.
+
+    None where that was not measured, or where no link is so fast that processors could hold sums up.
+
+    Args:
+        links: those that plans may use.
+    """
+    devices = []
+    for device in profile.devices:
+        if device.gloo is None or device.gloo.ring_byte_s is None:
+            return None
+        devices.append(device.model_copy(update={"message_byte_s": device.gloo.ring_byte_s}))
+    fastest = max((link.bandwidth_bytes_per_s or 0.0 for link in links), default=0.0)
+    slowest_s = max((device.message_byte_s for device in profile.devices), default=0.0)
+    return profile.model_copy(update={"devices": tuple(devices)}) if 2 * slowest_s * fastest > 1 else None
 
 
 def _more_byte_s(device: DeviceProfile) -> float:

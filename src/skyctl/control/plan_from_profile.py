@@ -14,12 +14,16 @@ from skyctl.control.backend_choice import (
     uncarried,
     weigh_gloo,
     with_message_costs,
+    with_ring_costs,
 )
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile
-from skyctl.control.plan_creation import plan_best, problems_of
+from skyctl.control.form_choice import DATA
+from skyctl.control.plan_creation import FLOAT32, plan_best, problems_of
 from skyctl.control.plan_options import PlanOptions
+from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import predict
+from skyctl.planner.routes.route_names import name_routes
 from skyctl.records.backend import AUTO, GLOO, NCCL, SKYCTL, Backend, BackendChoice, BackendReason
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.profile import Profile
@@ -55,7 +59,9 @@ def _plan_backend(profile: Profile, options: PlanOptions) -> Plan:
         return _plan_any_backend(profile, options)
     named = asked.backend if isinstance(asked, BackendChoice) else cast("Backend", asked)
     costs, unknown = profile_over(profile, named, options.only_nodes)
-    made = plan_best(problems_of(costs, options), options)
+    made = (
+        _plan_over_gloo(costs, options) if named == GLOO else plan_best(problems_of(costs, options), options)
+    )
     if named == NCCL and made.helpers:  # they sum in a processor's memory
         options = replace(options, helpers=[], parallel=made.problem.parallel)
         made = plan_best(problems_of(costs, options), options)
@@ -81,7 +87,7 @@ def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
         if unknown:
             reason = "unmeasured", tuple(unknown)
         else:
-            made = plan_best(problems_of(costs, options), options)
+            made = _plan_over_gloo(costs, options)
             ours_s = _step_over(SKYCTL, made, profile, options)
             choice = weigh_gloo(made.predicted.iteration_s, ours_s, made.helpers)
             if choice.backend == GLOO:
@@ -95,6 +101,45 @@ def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
         return made.model_copy(update={"backend": BackendChoice(backend=NCCL, reason="cuda")})
     choice = BackendChoice(backend=SKYCTL, reason=reason[0], about=reason[1])
     return _with_choice(made, choice, profile, options, GLOO if choice.reason == "slower" else None)
+
+
+def _plan_once(costs: Profile, options: PlanOptions) -> Plan:
+    return plan_best(problems_of(costs, options), options)
+
+
+def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
+    """The best plan over Gloo: sums go over skyctl's routes, or in a ring by Gloo's own collective.
+
+    That takes less of the processors, by which a ring may be the fastest where links are.
+
+    Args:
+        costs: the profile as if messages went over Gloo.
+    """
+    made = plan_best(problems_of(costs, options), options)
+    asked = options.sync in (None, "auto", "ring") and options.sync_format in (None, FLOAT32)
+    plain = options.rhythm is None or options.rhythm.is_synchronous
+    if not (asked and plain and options.parallel in (DATA, AUTO)) or made.problem.rhythm.is_rounds:
+        return made
+    rings = with_ring_costs(costs, costs.links)
+    if rings is None or len(costs.devices) < 2:
+        return made
+    in_ring = replace(options, parallel=DATA, sync="ring", helpers=None)
+    try:
+        other = plan_best(problems_of(rings, in_ring), in_ring)
+    except (InfeasibleError, UndecidedError):
+        return made
+    alike = made.sync is not None and name_routes(made.sync.groups[0].routes).kind == "ring"
+    if other.sync is None or not (alike or other.predicted.iteration_s < made.predicted.iteration_s):
+        return made
+    forms = tuple(
+        one.model_copy(
+            update={"iteration_s": other.predicted.iteration_s, "lower_bound_s": None, "witness": None}
+        )
+        if one.parallel == DATA
+        else one
+        for one in made.forms
+    )
+    return other.model_copy(update={"forms": forms})
 
 
 def _reason_for_ours(

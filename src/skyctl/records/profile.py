@@ -99,12 +99,17 @@ class Conditions(Record):
 
 
 class MessageCosts(Record):
-    """What messages cost a device over one backend; the fields are those of ``DeviceProfile``."""
+    """What messages cost a device over one backend; the fields are those of ``DeviceProfile``.
+
+    ``ring_byte_s``: as ``message_byte_s``, in a ring that the backend's own collective sums over; None: not
+    measured.
+    """
 
     handling_s: Seconds
     handling_byte_s: Seconds
     step_s: Seconds
     message_byte_s: Seconds
+    ring_byte_s: Seconds | None = None
 
 
 class DeviceProfile(Record):

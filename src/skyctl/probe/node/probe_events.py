@@ -161,6 +161,7 @@ class MessageFigures:
     handling_byte_s: ByteSeconds
     step_s: Seconds
     message_byte_s: ByteSeconds
+    ring_byte_s: ByteSeconds | None = None
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,9 @@ class _ProbeServer:
             if request.gloo:
                 self.progress(0, 1, "messages over Gloo")
                 try:
-                    result["gloo"] = self._message_costs(GLOO, ratio, adding_s, request.gradient_bytes)
+                    costs = self._message_costs(GLOO, ratio, adding_s, request.gradient_bytes)
+                    ring_byte_s = self._sum_byte_s(GLOO, ratio, adding_s, request.gradient_bytes, ring=True)
+                    result["gloo"] = costs | {"ring_byte_s": ring_byte_s}
                 except (SkyctlError, RuntimeError, OSError) as exc:  # not all builds of torch can
                     result["gloo_error"] = _error_text(exc)
         self._channel.send(result)
@@ -254,15 +256,19 @@ class _ProbeServer:
             adding_s: what adding a byte takes.
             gradient_bytes: of a step's sum.
         """
-        numel = int(gradient_bytes) // torch.float32.itemsize
-        sum_byte_s = measure_message_byte_s(ratio, adding_s, self._identity, backend, numel)
         overhead = message_overhead.measure_message_overhead(ratio, self._identity, backend)
         return {
             "handling_s": overhead.stage_s,
             "handling_byte_s": overhead.byte_s,
             "step_s": overhead.step_s,
-            "message_byte_s": sum_byte_s,
+            "message_byte_s": self._sum_byte_s(backend, ratio, adding_s, gradient_bytes, ring=False),
         }
+
+    def _sum_byte_s(
+        self, backend: str, ratio: float, adding_s: float, gradient_bytes: float, *, ring: bool
+    ) -> float:
+        numel = int(gradient_bytes) // torch.float32.itemsize
+        return measure_message_byte_s(ratio, adding_s, self._identity, backend, numel, ring=ring)
 
     def _measure_layers(
         self, workload: Workload, request: MeasureRequest, result: dict[str, Any]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,8 @@ def measure_message_byte_s(
     identity: TlsIdentity | None = None,
     backend: str = BACKEND,
     numel: int = MOST_NUMEL,
+    *,
+    ring: bool = False,
 ) -> float:
     """Seconds of the node to send, or to receive, one byte of gradients in a sum.
 
@@ -66,6 +68,7 @@ def measure_message_byte_s(
         identity: the TLS certificate that messages will go under, None: none.
         backend: what carries them: ``skyctl`` or ``gloo``.
         numel: how many numbers the workload sums in a step; ``MOST_NUMEL`` stand for more.
+        ring: whether Gloo's own collective sums, in a ring, and not skyctl's routes.
 
     Raises:
         RunError: this node can't connect to itself, or its child is gone.
@@ -74,17 +77,23 @@ def measure_message_byte_s(
     with tempfile.TemporaryDirectory(prefix="skyctl-sum-") as folder:
         store = Path(folder) / "store"
         layer_numel = max(LEAST_NUMEL, min(MOST_NUMEL, numel)) // LAYERS
-        with _child(lambda: _sum_as_child(ranks, store, layer_numel)):
-            sum_s = median(_sum_often(0, ranks, store, layer_numel)[1:])
+        with _child(lambda: _sum_as_child(ranks, store, layer_numel, ring)):
+            sum_s = median(_sum_often(0, ranks, store, layer_numel, ring)[1:])
     per_byte_s = sum_s / (4 * layer_numel * LAYERS) * ratio
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
 
 
-def _sum_as_child(ranks: LoopbackRanks, store: Path, layer_numel: int) -> None:
-    _sum_often(1, ranks, store, layer_numel)
+def _sum_as_child(ranks: LoopbackRanks, store: Path, layer_numel: int, ring: bool) -> None:
+    _sum_often(1, ranks, store, layer_numel, ring)
 
 
-def _sum_often(end: int, ranks: LoopbackRanks, file: Path, layer_numel: int) -> list[float]:
+def _sum_often(
+    end: int,
+    ranks: LoopbackRanks,
+    file: Path,
+    layer_numel: int,
+    ring: bool,
+) -> list[float]:
     """Sums as one of the two ends; CPU seconds of this process, by sum.
 
     Args:
@@ -94,7 +103,8 @@ def _sum_often(end: int, ranks: LoopbackRanks, file: Path, layer_numel: int) -> 
     gradients = [torch.ones(layer_numel, dtype=torch.float32) for _ in range(LAYERS)]
     store: Any = dist.FileStore(str(file), 2)  # type: ignore[attr-defined] # not in torch's stubs
     group = ranks.connect(store, {end: [1 - end]})[end]
-    sums = RouteSum(0, _places(end), {1 - end: Peer(group, 1 - end)})
+    add_up = cast("Any", group).sum_in_ring if ring else None
+    sums = RouteSum(0, _places(end), {1 - end: Peer(group, 1 - end)}, add_up=add_up)
     taken_s = []
     try:
         for step in range(max(LEAST_SUMS, min(MOST_SUMS, 2 * MOST_NUMEL // (layer_numel * LAYERS)))):
