@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-MOST_LAYERS = 4
-"""Layers, where they fit: a call's own cost is then shared as in a stage."""
+MOST_LAYERS = 8
+"""Layers, where they fit: a call's own cost is then shared as in a stage, and so are the caches. Weights and
+gradients of four blocks may fit into a core's, where those of a holder of all layers do not."""
 
 MOST_WINDOW_BYTES = 128 << 20
 MOST_IN_FLIGHT = 4

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from skyctl.probe.node.repetition_timer import RepetitionTimer
 from skyctl.probe.node.samples import SplitSamples
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.pipeline.stage import layer_value
 from skyctl.workload.data import Batch
 from skyctl.workload.real_runs import draw_tensor
@@ -78,6 +79,7 @@ class ChainRepetition:
         self._fresh: list[Tensor] = []
         self._grads: list[Tensor] | None = None
         self._clock = clock
+        self._seeder = LayerSeeder(0, layers[0], torch.device(device))
         self._in_flight = in_flight
         self._outputs: deque[list[Tensor]] = deque()
         """Of every microbatch in flight, oldest first."""
@@ -113,6 +115,7 @@ class ChainRepetition:
                 self._mark(number, value, entered)
                 marks.append(self._clock())
             entered = list(value_tensors(value))
+            self._seeder(0, number)
             value = layer_value(module(value))
         if self._targets is not None:
             self._outputs.append([self._loss(value, copy_containers(self._targets))])
