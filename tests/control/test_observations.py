@@ -23,6 +23,7 @@ from skyctl.control.evidence_notes import learned_notes
 from skyctl.control.link_dtypes import LinkChoice
 from skyctl.control.observations import (
     MOST_KEPT,
+    add_observations,
     correct_from_run,
     gather_evidence,
     keep_observations,
@@ -460,3 +461,17 @@ def test_only_the_newest_of_a_kind_are_kept(tmp_path: Path) -> None:
     kept = newest_evidence([*seen, *seen])
     assert len(kept) == 2 * MOST_KEPT
     assert kept[0].run_id == "r5"
+
+
+def test_one_part_of_first_steps_is_kept_alone_and_the_end_of_the_run_takes_its_place() -> None:
+    save_profile(profile())
+    made = plan_profile(newest(), OPTIONS, REF)
+    early = ran(made, {A: 1.2, B: 0.9}, steps=11)
+    assert add_observations("c", made, "w", early, ("c/cpu:0", None)) is None
+    assert add_observations("c", made, "w", early, (A, None)) is not None
+    assert [(one.device, one.steps) for one in newest().observations] == [(A, 10)]
+    keep_observations("c", made, "w", ran(made, {A: 1.1, B: 0.9}, steps=101))
+    assert [(one.device, one.steps) for one in newest().observations] == [(A, 100), (B, 100)]
+    assert learn_corrections(newest(), 4).corrections.factors == pytest.approx({A: 1.1, B: 0.9})
+    assert add_observations("c", made, "w", early, (A, None)) is None  # the run goes on: it saw more then
+    assert [one.steps for one in newest().observations] == [100, 100]

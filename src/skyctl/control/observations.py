@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from skyctl.control.corrections import LEAST_BYTES_SHARE, Corrections, estimate_profile, probed_at
+from skyctl.control.corrections import (
+    LEAST_BYTES_SHARE,
+    Corrections,
+    Subject,
+    estimate_profile,
+    probed_at,
+)
 from skyctl.control.evidence import UNSTEADY_RATIO, Evidence
 from skyctl.control.evidence_notes import contradiction_text, spread_text
 from skyctl.control.problem_from_profile import build_problem, measured_shape
@@ -94,7 +100,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         seen_s=1.0,
     )
     found = []
-    timed = zip(probed.placed_stages, done.replicas, _stage_times(probed, done), strict=True)
+    timed = zip(probed.placed_stages, done.replicas, stage_times(probed, done), strict=True)
     for stage, replica, (device, expected_s, took_s) in timed:
         layers = {
             "layers": (stage.start, stage.stop),
@@ -103,7 +109,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         }
         update = {"device": device, **layers}
         found.append(about.model_copy(update=update | {"probed_s": expected_s, "seen_s": took_s}))
-    for link, size, took_s in _message_times(probed, done):
+    for link, size, took_s in message_times(probed, done):
         expected_s = link.latency_s + size / link.bandwidth_bytes_per_s
         ends = {"device": link.source, "target": link.target, "message_bytes": size}
         found.append(about.model_copy(update=ends | {"probed_s": expected_s, "seen_s": took_s}))
@@ -137,7 +143,7 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
     return plan.model_copy(update={"problem": problem.model_copy(update=update)})
 
 
-def _stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
+def stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
     """(device, its layers' seconds a step by the plan's problem, as seen; 0 where that tells nothing)."""
     cpus = {machine.device: machine.cpus for machine in plan.machines}
     stages = [(play, stage) for play in pipeline_simulations(plan) for stage in range(len(play.stages))]
@@ -150,7 +156,7 @@ def _stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, fl
         yield replica.device, planned_s, 0.0 if quota and rested and took_s < planned_s else took_s
 
 
-def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, float]]:
+def message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, float]]:
     """(link, a message's bytes, its seconds as seen): what was waited for, not over lines that are shared.
 
     Messages of less than ``LEAST_MESSAGE_S`` are left out.
@@ -177,8 +183,34 @@ def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float,
 def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None:
     """Adds what a run saw to the cluster's newest profile of its workload; returns what to tell the user.
 
-    Its file is written anew in its place: a run makes no profile newer than others. What goes wrong here is a
-    sentence, and takes nothing away from the run.
+    What goes wrong here is a sentence, and takes nothing away from the run.
+    """
+    try:
+        kept = add_observations(cluster, plan, digest, done)
+    except (MismatchError, InputError) as exc:
+        return f"nothing was learned from this run: {exc.message}"
+    except SkyctlError as exc:
+        return f"what this run saw could not be kept: {exc.message}"
+    if kept is None:
+        return None
+    profile, new = kept
+    return _kept_text(gather_evidence(profile, recent_profiles(cluster)), new)
+
+
+def add_observations(
+    cluster: str, plan: Plan, digest: str, done: Measurement, only: Subject | None = None
+) -> tuple[Profile, list[Observation]] | None:
+    """The cluster's newest profile of the workload with what a run saw, and that; None: there is nothing.
+
+    Its file is written anew in its place: a run makes no profile newer than others. What the same run has
+    added before gives way, so that no run counts twice.
+
+    Args:
+        only: add this alone, and nothing where the run has added it before from more steps.
+
+    Raises:
+        InputError, MismatchError: see ``observe_run``.
+        SkyctlError: a profile's file can't be read or written.
     """
     steps = len(done.steps) - 1
     if steps < LEAST_STEPS:
@@ -197,21 +229,23 @@ def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) 
         fits = (known.digest, known.batch_size, known.dtype) == asked and plan.problem.microbatches in sizes
         return fits and used <= {device.id for device in profile.devices}
 
-    try:
-        found = newest_profile(cluster, holds)
-        if found is None:
+    found = newest_profile(cluster, holds)
+    if found is None:
+        return None
+    path, profile = found
+    new = observe_run(profile, plan, done, timestamp())
+    mine = [one for one in profile.observations if one.run_id == done.run_id]
+    if only is not None:
+        new = [one for one in new if (one.device, one.target) == only]
+        mine = [one for one in mine if (one.device, one.target) == only]
+        if any(one.steps > steps for one in mine):
             return None
-        path, profile = found
-        new = observe_run(profile, plan, done, timestamp())
-        if not new:
-            return None
-        profile = profile.model_copy(update={"observations": newest_evidence([*profile.observations, *new])})
-        write_atomic(path, profile.to_json())
-    except (MismatchError, InputError) as exc:
-        return f"nothing was learned from this run: {exc.message}"
-    except SkyctlError as exc:
-        return f"what this run saw could not be kept: {exc.message}"
-    return _kept_text(gather_evidence(profile, recent_profiles(cluster)), new)
+    if not new:
+        return None
+    others = [one for one in profile.observations if one not in mine]
+    profile = profile.model_copy(update={"observations": newest_evidence([*others, *new])})
+    write_atomic(path, profile.to_json())
+    return profile, new
 
 
 def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
@@ -290,12 +324,12 @@ def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]
         )
     factors = {
         device: took_s / planned_s
-        for device, planned_s, took_s in _stage_times(plan, done)
+        for device, planned_s, took_s in stage_times(plan, done)
         if took_s and planned_s
     }
     rates = {
         (link.source, link.target): size / (took_s - link.latency_s)
-        for link, size, took_s in _message_times(plan, done)
+        for link, size, took_s in message_times(plan, done)
         if took_s - link.latency_s >= LEAST_BYTES_SHARE * took_s and size
     }
     had = {(link.source, link.target): link.bandwidth_bytes_per_s for link in plan.problem.links}

@@ -10,7 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq
+from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seconds, Seq
+from skyctl.records.interval import Interval
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
 SCRIPT = "script"
@@ -41,6 +42,37 @@ class NodeSession(Record):
     handled: Index = 0
 
 
+class DeviatingPart(Record):
+    """The part of a step that most makes it slower, or faster, than predicted.
+
+    ``kind``: ``computing`` (``device``'s layers, seconds a step), ``link`` (one message from ``device`` to
+    ``target``), ``sum`` (of gradients, from the last backward on), ``waiting`` (the rest of a step beside the
+    layers of ``device``, which computes the longest, and the sum). ``kept``: it was added to the cluster's
+    profile, which has figures of devices and links only.
+    """
+
+    kind: Literal["computing", "link", "sum", "waiting"]
+    device: Name | None = None
+    target: Name | None = None
+    seen_s: Seconds
+    predicted_s: Seconds
+    kept: bool = False
+
+
+class FirstSteps(Record):
+    """An attempt's first steps beside its plan's prediction.
+
+    ``steps``: how many, without the first, a warm-up. ``measured_s``: their median. ``part``: None where that
+    lies within the ``interval``.
+    """
+
+    steps: Count
+    measured_s: Seconds
+    predicted_s: Seconds
+    interval: Interval
+    part: DeviatingPart | None
+
+
 class RunAttempt(Record):
     """One set of ranks, from their start to their end.
 
@@ -48,6 +80,7 @@ class RunAttempt(Record):
     ``planned``: it is no restart: it replaced a healthy one (a node joined, a better plan), or a
     script goes on without a lost node.
     ``trial``: it only timed a script's first steps. ``error``: what ended it, where something did.
+    ``first_steps``: None until they have ended, and where their times tell nothing.
     """
 
     number: Count
@@ -60,6 +93,7 @@ class RunAttempt(Record):
     devices: Seq[Name] = ()
     predicted_iteration_s: float | None = None
     error: str | None = None
+    first_steps: FirstSteps | None = None
 
 
 class InitialWeights(Record):

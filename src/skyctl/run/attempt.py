@@ -25,7 +25,7 @@ from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.callbacks import EventHistory, RankGroupHooks, RunCallbacks
 from skyctl.run.checkpoints import policy, restore
 from skyctl.run.checkpoints.replicator_group import run_folder_on_node
-from skyctl.run.early_deviation import with_early_deviation_note
+from skyctl.run.first_steps import with_first_steps
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
 from skyctl.run.rank_group import RankGroup
@@ -202,7 +202,10 @@ class Attempt:
         collected = self._ranks.collected
         if collected.reported <= collected.first:  # its checkpoint was the last step's
             return history.alone(context.sink.paths.run_id, self._plan, path, self._number)
-        return history.of_all(self._measurement(path), self._number)
+        done = history.of_all(self._measurement(path), self._number)
+        if len(self._simulations) > 1 or self._plan.problem.rhythm.is_rounds:
+            return done
+        return with_differences(self._simulations[0], done)
 
     def with_trace(self, done: Measurement) -> Measurement:
         """The measurement with the trace of this attempt."""
@@ -297,24 +300,26 @@ class Attempt:
             context.sink.paths,
             self._specs,
             dict(context.sessions),  # its own: a node that is given up still has to be told
-            self._callbacks(),
+            self._callbacks(first),
             context.options.deadlines,
             hooks,
             first=first,
             encrypt=context.options.encrypt or self._plan.encrypted,
         )
 
-    def _callbacks(self) -> RunCallbacks:
-        """Those that say early why steps are not as predicted; of uneven ones few steps tell nothing.
+    def _callbacks(self, first: int) -> RunCallbacks:
+        """Those that say early which part of a step is not as predicted.
 
         And which owner rounds have come to wait for, where there is no deadline for that.
         """
-        callbacks = self._context.callbacks
+        context, callbacks = self._context, self._context.callbacks
         if self._plan.problem.rhythm.round_deadline_s is None:
             callbacks = with_slow_owner_note(callbacks, lambda: self.collected)
-        if self._plan.predicted.stale is not None:
+        if context.keep_part is None:
             return callbacks
-        return with_early_deviation_note(callbacks, self._measurement)
+        return with_first_steps(
+            callbacks, self._plan, first, self._measurement, context.sink, context.keep_part
+        )
 
     @property
     def _refuses_changes(self) -> bool:
@@ -353,9 +358,6 @@ class Attempt:
     def _measurement(self, weights: str | None = None) -> Measurement:
         assert self._ranks is not None
         run_id = self._context.sink.paths.run_id
-        done = build_measurement(
+        return build_measurement(
             run_id, self._plan, holding_specs(self._specs), self._ranks.collected, weights, self._simulations
         )
-        if len(self._simulations) > 1 or self._plan.problem.rhythm.is_rounds:
-            return done
-        return with_differences(self._simulations[0], done)

@@ -34,6 +34,7 @@ from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
 from skyctl.run.change_notes import backend_note, change_notes
 from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, update_attempt
+from skyctl.run.first_steps import KeepPart
 from skyctl.run.operator_requests import JoinRequest, StopRequested, StopRunRequest, take_requests
 from skyctl.run.plan_update import nodes_in, replan_without
 from skyctl.run.rank_spec import check_plan_fits, used_nodes
@@ -114,6 +115,7 @@ class PlanRunner:
         connect: how nodes are connected to that come later; None: none do.
         resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the sink's run.
         replaced: gets earlier sessions of nodes that are back; whoever opened the others closes them, too.
+        keep_part: as ``RunContext`` has it.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class PlanRunner:
         connect: ConnectOptions | None = None,
         resume: bool = False,
         replaced: list[Session] | None = None,
+        keep_part: KeepPart | None = None,
     ) -> None:
         self._sessions, self._options, self._sink, self._callbacks = sessions, options, sink, callbacks
         before = sink.state.attempts
@@ -152,6 +155,7 @@ class PlanRunner:
             on_checkpoint=self._on_checkpoint,
             on_tick=self._tick,
             shard_limits=shard_limits(plan.problem),
+            keep_part=keep_part,
         )
         file = sink.state.cluster_file
         self._replanner = Replanner(cluster, request, sessions, connect, plan, callbacks, file, replaced)

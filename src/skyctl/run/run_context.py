@@ -23,6 +23,7 @@ from skyctl.run.checkpoints.policy import RetentionPolicy
 from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
 from skyctl.run.checkpoints.replicator_messages import ReplicatorEnded, ReplicatorNews
 from skyctl.run.event_sink import EventSink
+from skyctl.run.first_steps import KeepPart
 from skyctl.run.health_monitor import Deadlines
 from skyctl.run.plan_update import nodes_in, writers_in
 from skyctl.worker.rank_events import WrittenShard
@@ -92,6 +93,7 @@ class RunContext:
         on_checkpoint: told after how many steps every rank has written its layers.
         on_tick: called twice a second while an attempt is watched.
         shard_limits: by layer of the model, the most bytes that its file of a checkpoint can have.
+        keep_part: for what first steps see; None: no attempt's first steps are compared.
     """
 
     cluster: Cluster
@@ -103,6 +105,7 @@ class RunContext:
     on_checkpoint: Callable[[int], None]
     on_tick: Callable[[], None]
     shard_limits: Mapping[int, int]
+    keep_part: KeepPart | None = None
     _files: Mapping[str, bytes] | None = None
     _addresses: dict[str, str] = field(default_factory=dict)
     _replicators: ReplicatorGroup | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from skyctl.control.corrections import Subject
 from skyctl.control.node_sessions import require_all
-from skyctl.control.observations import keep_observations
+from skyctl.control.observations import add_observations, keep_observations
 from skyctl.control.training_request import TrainingRequest, refuse_unsummable
 from skyctl.errors import (
     InputError,
@@ -87,6 +89,18 @@ def supervise_run(
     """
     state, journal = handle.state, handle.journal
     callbacks = with_supervisor_log(callbacks, journal.paths.supervisor_log)
+    digest = state.order.get("digest")
+
+    def as_measured(played: Plan) -> bool:
+        return played.encrypted or not options_of(state).encrypt
+
+    def keep_part(played: Plan, seen: Measurement, part: Subject) -> bool:
+        if not isinstance(digest, str) or not as_measured(played):
+            return False
+        with suppress(SkyctlError):  # at the run's end it is said what could not be kept
+            return add_observations(handle.cluster.name, played, digest, seen, part) is not None
+        return False
+
     supervisor = PlanRunner(
         plan,
         handle.cluster,
@@ -98,6 +112,7 @@ def supervise_run(
         connect=connect_of(state),
         resume=tasks is None and bool(state.attempts),
         replaced=handle.replaced,
+        keep_part=keep_part,
     )
     adopted = AdoptedRanks(tasks, journal.past(), journal.reported) if tasks is not None else None
     try:
@@ -106,9 +121,7 @@ def supervise_run(
         detach(handle)
         return None
     played = read_record(Plan, paths.newest_plan)
-    digest = state.order.get("digest")
-    as_measured = played.encrypted or not options_of(state).encrypt
-    learned = isinstance(digest, str) and done.attempts == 1 and as_measured
+    learned = isinstance(digest, str) and done.attempts == 1 and as_measured(played)
     if learned and (seen := keep_observations(handle.cluster.name, played, str(digest), done)) is not None:
         callbacks.note(seen)
     if output := state.order.get("output"):
