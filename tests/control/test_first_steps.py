@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.helpers.simulated_runs import IDS, A, B, planned, predicted_on, problem, ran
 
+from skyctl.compare.deviation import MAX_CAUSES
 from skyctl.control.first_steps import compare_first_steps, first_steps_text
 from skyctl.planner.api import plan
 from skyctl.planner.prediction_interval import with_interval
@@ -54,6 +55,13 @@ def test_devices_that_are_all_faster(parallel: Parallel) -> None:
     part = named(made, ran(made, problem(parallel, {A: 0.5, B: 0.6})))
     assert part.kind == "computing"
     assert part.seen_s < part.predicted_s
+
+
+def test_more_devices_that_are_all_faster_than_are_tried_one_by_one() -> None:
+    ids = tuple(f"n{i}/cpu:0" for i in range(2 * MAX_CAUSES))
+    made = with_interval(plan(problem("pipeline", ids=ids), "even"))
+    part = named(made, ran(made, problem("pipeline", dict.fromkeys(ids, 0.5), ids=ids)))
+    assert part.kind == "computing"
 
 
 def test_the_device_that_is_faster_and_had_held_steps_up() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.helpers.bare_records import OF_MEASUREMENT
 
 from skyctl.planner.api import plan, predict
@@ -22,15 +24,18 @@ A, B = IDS = ("ash/cpu:0", "oak/cpu:0")
 
 
 def problem(
-    parallel: Parallel, computing: dict[str, float] | None = None, link: tuple[str, str] | None = None
+    parallel: Parallel,
+    computing: dict[str, float] | None = None,
+    link: tuple[str, str] | None = None,
+    ids: Sequence[str] = IDS,
 ) -> Problem:
-    """Layers of 10 ms and messages of 21 ms, gradients of 20 ms.
+    """Three layers a device, of 10 ms each; messages of 21 ms, gradients of 20 ms.
 
     Args:
         computing: by device, how many times the seconds its layers take.
         link: the one that is three times slower.
     """
-    layers, times = 6, {name: (computing or {}).get(name, 1.0) for name in IDS}
+    layers, times = 3 * len(ids), {name: (computing or {}).get(name, 1.0) for name in ids}
     return Problem(
         layers=[
             Layer(
@@ -43,7 +48,7 @@ def problem(
             Device(
                 id=name, flops_per_s=1.0, memory_bytes=None, time_uncertainty=0.05, overhead_uncertainty=0.3
             )
-            for name in IDS
+            for name in ids
         ],
         times={
             name: LayerTimes(
@@ -61,7 +66,9 @@ def problem(
                 bandwidth_bytes_per_s=1e8 / (3.0 if (a, b) == link else 1.0),
                 uncertainty=0.05,
             )
-            for a, b in (IDS, IDS[::-1])
+            for a in ids
+            for b in ids
+            if a != b
         ],
         microbatches=8,
         parallel=parallel,

@@ -7,14 +7,14 @@ it changes in the two. The gradients' sum, and what none of that explains, are d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from skyctl.compare.deviation import MAX_CAUSES
 from skyctl.compare.number_format import format_estimate, format_seconds
-from skyctl.control.observations import message_times, stage_times
+from skyctl.control.observations import message_times
 from skyctl.planner.drawn_steps import TimeFactors, drawn_ratios
-from skyctl.records.measurement import Measurement
+from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Link
 from skyctl.records.run_state import DeviatingPart, FirstSteps
@@ -55,17 +55,17 @@ def compare_first_steps(plan: Plan, done: Measurement) -> FirstSteps | None:
 
 
 def find_deviating_part(plan: Plan, done: Measurement) -> DeviatingPart:
-    """The part that changes a step the most in the direction in which it deviates from the prediction."""
-    parts = _measured_parts(plan, done)
+    """The part that changes a step the most in the direction in which it deviates from the prediction.
+
+    Of devices and links the ``MAX_CAUSES`` that differ the most are tried.
+    """
+    parts = dict(_measured_parts(plan, done))
+    tried = sorted(parts, key=lambda key: -parts[key].size_s)[:MAX_CAUSES]
     step_s = plan.predicted.iteration_s
-    alone, together, without = _played_steps(plan, parts)
+    alone, together, without = _played_steps(plan, parts, tried)
     differences = {
-        DeviatingPart(
-            kind=kind, device=device, target=target, seen_s=part.seen_s, predicted_s=part.predicted_s
-        ): (alone_s - step_s + together - without_s) / 2
-        for ((kind, device, target), part), alone_s, without_s in zip(
-            parts.items(), alone, without, strict=True
-        )
+        _record(key, parts[key]): (alone_s - step_s + together - without_s) / 2
+        for key, alone_s, without_s in zip(tried, alone, without, strict=True)
     }
     deviation_s = done.iteration_s.median - step_s
     rest_s = deviation_s - (together - step_s)
@@ -79,18 +79,20 @@ def find_deviating_part(plan: Plan, done: Measurement) -> DeviatingPart:
     return max(differences, key=lambda part: differences[part] * (1.0 if deviation_s > 0 else -1.0))
 
 
-def _measured_parts(plan: Plan, done: Measurement) -> dict[PartKey, _Part]:
-    """What was measured of devices and links, the ``MAX_CAUSES`` that differ the most."""
-    known = dict(_parts(plan, done))
-    kept = sorted(known, key=lambda key: -known[key].size_s)[:MAX_CAUSES]
-    return {key: known[key] for key in kept}
+def _record(key: PartKey, part: _Part) -> DeviatingPart:
+    kind, device, target = key
+    return DeviatingPart(
+        kind=kind, device=device, target=target, seen_s=part.seen_s, predicted_s=part.predicted_s
+    )
 
 
-def _parts(plan: Plan, done: Measurement) -> Iterator[tuple[PartKey, _Part]]:
-    for device, planned_s, took_s in stage_times(plan, done):
+def _measured_parts(plan: Plan, done: Measurement) -> Iterator[tuple[PartKey, _Part]]:
+    """What was measured of devices and links."""
+    for replica in done.replicas:
+        took_s, planned_s = _layers_s(replica), _layers_s(replica.predicted)
         if planned_s > 0 and took_s > 0:
             part = _Part(took_s, planned_s, took_s / planned_s, abs(took_s - planned_s))
-            yield ("computing", device, None), part
+            yield ("computing", replica.device, None), part
     for link, size, took_s in message_times(plan, done):
         bytes_s = size / link.bandwidth_bytes_per_s
         if bytes_s > 0:
@@ -100,15 +102,17 @@ def _parts(plan: Plan, done: Measurement) -> Iterator[tuple[PartKey, _Part]]:
             yield ("link", link.source, link.target), _Part(took_s, planned_s, factor, most_s)
 
 
-def _played_steps(plan: Plan, parts: dict[PartKey, _Part]) -> tuple[list[float], float, list[float]]:
-    """Seconds of a step with each part alone as measured, with all of them, and with all but each."""
-    count, at = len(parts), {key: index for index, key in enumerate(parts)}
+def _played_steps(
+    plan: Plan, parts: Mapping[PartKey, _Part], tried: Sequence[PartKey]
+) -> tuple[list[float], float, list[float]]:
+    """Seconds of a step with each tried part alone as measured, with all parts, and with all but each."""
+    count = len(tried)
     even = (1.0,) * (2 * count + 1)
 
     def of(key: PartKey) -> Sequence[float]:
-        if (mine := at.get(key)) is None:
+        if key not in parts:
             return even
-        alone = [index == mine for index in range(count)]
+        alone = [key == one for one in tried]
         measured = (*alone, True, *(not one for one in alone))
         return [parts[key].factor if one else 1.0 for one in measured]
 
@@ -126,16 +130,18 @@ def _played_steps(plan: Plan, parts: dict[PartKey, _Part]) -> tuple[list[float],
 
 def _waiting(plan: Plan, done: Measurement) -> DeviatingPart:
     """What a step takes beside the layers of the device that computes the longest, and beside the sum."""
-    busiest = max(done.replicas, key=lambda one: one.forward_s + one.backward_s + one.optimizer_s)
-    took_s = busiest.forward_s + busiest.backward_s + busiest.optimizer_s
-    planned_s = next(planned for device, planned, _ in stage_times(plan, done) if device == busiest.device)
+    busiest = max(done.replicas, key=_layers_s)
     summed_s, planned_sum_s = (0.0, 0.0) if done.sync_s is None else (done.sync_s, plan.predicted.sync_s)
     return DeviatingPart(
         kind="waiting",
         device=busiest.device,
-        seen_s=max(0.0, done.iteration_s.median - took_s - summed_s),
-        predicted_s=max(0.0, plan.predicted.iteration_s - planned_s - planned_sum_s),
+        seen_s=max(0.0, done.iteration_s.median - _layers_s(busiest) - summed_s),
+        predicted_s=max(0.0, plan.predicted.iteration_s - _layers_s(busiest.predicted) - planned_sum_s),
     )
+
+
+def _layers_s(times: ReplicaMeasurement | ReplicaPredicted) -> float:
+    return times.forward_s + times.backward_s + times.optimizer_s
 
 
 def first_steps_text(found: FirstSteps, part: DeviatingPart) -> str:

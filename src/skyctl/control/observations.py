@@ -100,7 +100,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         seen_s=1.0,
     )
     found = []
-    timed = zip(probed.placed_stages, done.replicas, stage_times(probed, done), strict=True)
+    timed = zip(probed.placed_stages, done.replicas, _stage_times(probed, done), strict=True)
     for stage, replica, (device, expected_s, took_s) in timed:
         layers = {
             "layers": (stage.start, stage.stop),
@@ -143,7 +143,7 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
     return plan.model_copy(update={"problem": problem.model_copy(update=update)})
 
 
-def stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
+def _stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
     """(device, its layers' seconds a step by the plan's problem, as seen; 0 where that tells nothing)."""
     cpus = {machine.device: machine.cpus for machine in plan.machines}
     stages = [(play, stage) for play in pipeline_simulations(plan) for stage in range(len(play.stages))]
@@ -324,7 +324,7 @@ def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]
         )
     factors = {
         device: took_s / planned_s
-        for device, planned_s, took_s in stage_times(plan, done)
+        for device, planned_s, took_s in _stage_times(plan, done)
         if took_s and planned_s
     }
     rates = {
