@@ -243,7 +243,7 @@ LABS: dict[str, UnseenLab] = {
         (32, 8),
         ("data", "pipeline", "hybrid", "delayed"),
     ),
-    "local owners": UnseenLab(_local(6), SOFTMAX, (6000, 6), ("rounds",)),
+    "local owners": UnseenLab(_local(6), SOFTMAX, (600, 6), ("rounds",)),
     "stalls": UnseenLab(_local(4), STALLS, (32, 4), ("stale", "data", "rounds"), by_mean=True),
     "periods of 100 ms": UnseenLab(
         _nodes((0.65, 0.35, 0.2), (90, 90, 40), "", "cpu_period_ms: 100\n"),

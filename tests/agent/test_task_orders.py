@@ -174,6 +174,8 @@ MEASURE = MeasureRequest(
     handling=True,
     gloo=False,
     memory_bytes=None,
+    crowding=1.0,
+    gradient_bytes=24.0,
 )
 
 

@@ -141,7 +141,7 @@ def test_hubs_that_all_need_the_same_peers_are_left_out_in_the_end() -> None:
 class Script:
     """A node's process, and the network it believes in: ``rate`` bytes a second for each flow.
 
-    Faults: what each flow gets is ``unlucky`` in short windows; flows take all of a ``busy`` node's processors.
+    Faults: flows are ``unlucky`` in short windows; they take all of a ``busy`` node's processors.
     """
 
     def __init__(self, name: str, rates: dict[tuple[str, str], float], fault: str = "") -> None:

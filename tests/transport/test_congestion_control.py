@@ -18,9 +18,12 @@ def used(sock: socket.socket) -> str:
 
 @pytest.fixture
 def connected() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as ours, server.accept()[0]:
-            yield ours
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+        server.accept()[0],
+    ):
+        yield ours
 
 
 @pytest.mark.parametrize("control", AVAILABLE)

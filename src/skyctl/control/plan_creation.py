@@ -9,7 +9,7 @@ from dataclasses import replace
 from skyctl.control.assignment import plan_assigned
 from skyctl.control.backend_choice import replanned_choice
 from skyctl.control.compressed_sums import with_matrices
-from skyctl.control.corrections import learn_corrections
+from skyctl.control.corrections import Corrections, learn_corrections
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, choose_form, form_contradictions, in_form
 from skyctl.control.link_dtypes import with_link_dtypes
 from skyctl.control.observations import correct_from_run
@@ -59,10 +59,11 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for microbatches in wanted
     ]
-    if options.learn:
-        made = [
-            learn_corrections(profile, problem.microbatches).corrections.apply_to(problem) for problem in made
-        ]
+    learned = [
+        learn_corrections(profile, problem.microbatches).corrections if options.learn else Corrections()
+        for problem in made
+    ]
+    made = [corrections.apply_to(problem) for corrections, problem in zip(learned, made, strict=True)]
     nodes = options.only_nodes
     names = options.helpers and [name for name in options.helpers if nodes is None or name in nodes]
     made = [
@@ -72,7 +73,10 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         for problem in made
     ]
     made = [with_rounds(with_matrices(problem, profile), options) for problem in made]
-    made = [with_observed_factors(problem, profile) for problem in made]
+    made = [
+        with_observed_factors(problem, profile, corrections.factors)
+        for corrections, problem in zip(learned, made, strict=True)
+    ]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -252,7 +256,7 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
     """A plan of one problem by one strategy, or the user's own assignment."""
     if options.named:
         model_parts(problem)
-    if problem.parallel != PIPELINE:
+    if options.step_overhead and problem.parallel != PIPELINE:
         problem = with_step_overhead_once(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assigned:

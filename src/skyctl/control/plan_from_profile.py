@@ -18,9 +18,10 @@ from skyctl.control.backend_choice import (
 )
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile
-from skyctl.control.form_choice import DATA
+from skyctl.control.form_choice import DATA, PIPELINE
 from skyctl.control.plan_creation import FLOAT32, plan_best, problems_of
 from skyctl.control.plan_options import PlanOptions
+from skyctl.control.problem_from_profile import with_step_overhead_once
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import predict
 from skyctl.planner.routes.route_names import name_routes
@@ -37,7 +38,7 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    options = options.settled_form().with_chosen_schedule()
+    options = replace(options.settled_form().with_chosen_schedule(), step_overhead=True)
     best = _plan_backend(profile, options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
@@ -168,6 +169,8 @@ def _step_over(backend: Backend, made: Plan, profile: Profile, options: PlanOpti
     """Predicted seconds of a step of the same placement over that backend."""
     costs, _ = profile_over(profile, backend, options.only_nodes)
     [other] = problems_of(costs, replace(options, microbatches=made.problem.microbatches))
+    if made.problem.parallel != PIPELINE:
+        other = with_step_overhead_once(other)  # as the plan's own problem has it
     return predict(with_message_costs(made.problem, other), made).iteration_s
 
 

@@ -5,7 +5,7 @@ Only a parameter server's plan depends on it, so only its problem has these figu
 
 from __future__ import annotations
 
-from statistics import fmean
+from collections.abc import Mapping
 
 from skyctl.control.problem_from_profile import measured_shape, measured_workload
 from skyctl.records.measurement import Measurement, ReplicaMeasurement, median
@@ -20,11 +20,14 @@ def step_factors(replica: ReplicaMeasurement) -> tuple[float, ...]:
     return tuple(step / middle for step in steps) if middle > 0 and min(steps) > 0 else ()
 
 
-def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
+def with_observed_factors(problem: Problem, profile: Profile, corrections: Mapping[str, float]) -> Problem:
     """The problem with what the newest run of the same layers showed of each device's steps.
 
-    Unchanged where the rhythm has no parameter server. The probe's times are means, and so the factors have a
-    mean of 1 here; times that a run showed are its median steps', and uneven runs change no times.
+    Unchanged where the rhythm has no parameter server. They are factors of the problem's times: those of the
+    probe, which are means and hold stalls, multiplied by what runs that were even have shown.
+
+    Args:
+        corrections: by device, what the probe's times were multiplied by; a device that is left out: by 1.
     """
     if not problem.rhythm.is_stale:
         return problem
@@ -35,8 +38,8 @@ def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
     found: dict[str, tuple[float, ...]] = {}
     for one in sorted(profile.observations, key=lambda one: one.seen):
         if one.step_factors and (one.digest, one.microbatch_size) == about:
-            mean = fmean(one.step_factors)
-            found[one.device] = tuple(factor / mean for factor in one.step_factors)
+            middle = one.seen_s / one.probed_s / corrections.get(one.device, 1.0)
+            found[one.device] = tuple(factor * middle for factor in one.step_factors)
     return _with_factors(problem, found)
 
 

@@ -157,7 +157,7 @@ def test_compressed_sums_take_two_passes():
     made = plan(Problem.model_validate(fields))
     assert made.predicted.sync_s == pytest.approx(4 * (4 * 50 + 20) / 100.0 + 2 * 2 * 0.25)
     kept = 4 * (20 * 30 + 4 * (20 + 2 * 30))
-    assert made.predicted.replicas[0].memory_bytes == need + kept + (2 << 20), "what is under way over one edge"
+    assert made.predicted.replicas[0].memory_bytes == need + kept + (2 << 20), "of one edge"
     assert verify(made.problem, made).ok
     assert (made.sync.format, made.sync.uncompressed_steps) == ("powersgd:4", 3)
     assert made.sync.chunk_bytes == 16384, "a quarter of what a slow line has in one pass"

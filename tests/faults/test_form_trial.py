@@ -1,0 +1,85 @@
+"""Forms whose intervals overlap are tried before a long run, which has the fastest; all are learnt from."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..helpers.processes import left_of_state
+
+if TYPE_CHECKING:
+    from .conftest import Here
+
+TRAIN = """\
+import time
+import torch
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        time.sleep(0.001)
+        return self.linear(x)
+
+def model():
+    return [Slow() for _ in range(4)] + [nn.Linear(8, 3)]
+
+def data(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        targets = torch.randint(3, (batch_size,), generator=generator)
+        yield torch.randn(batch_size, 8, generator=generator), targets
+"""
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+RUN = ("launch", "train.py", *SIZES, "--parallel", "auto", "--steps", "340", "--checkpoint-every", "0", "-y")
+
+
+def hardly_known(here: Here) -> None:
+    """Probes, and has the profile say that layers' times were all over the place."""
+    here.train(TRAIN)
+    here.run("probe", "train.py", *SIZES, code=0)
+    (path,) = (here.state / "profiles").rglob("*.json")
+    profile = json.loads(path.read_text())
+    for device in profile["devices"]:
+        for timing in device["timings"]:
+            timing["spread"] = 4.0
+    path.write_text(json.dumps(profile))
+
+
+def made(here: Here) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The plan of the only run that is kept, and what the newest profile has seen."""
+    (plan,) = (here.state / "runs").glob("*/plan.json")
+    path = max((here.state / "profiles").rglob("*.json"))
+    return json.loads(plan.read_text()), json.loads(path.read_text())["observations"]
+
+
+@pytest.mark.slow
+def test_the_form_with_the_shortest_measured_step_is_trained(here: Here) -> None:
+    hardly_known(here)
+    done = here.run(*RUN, code=0)
+    assert "predictions can't tell" in done.stdout
+    plan, seen = made(here)
+    measured = {one["parallel"]: one["measured_s"] for one in plan["forms"] if one["measured_s"]}
+    assert len(measured) > 1
+    assert measured[plan["problem"]["parallel"]] <= 1.01 * min(measured.values())
+    assert f"the form is {plan['problem']['parallel']}" in done.stdout
+    assert len({one["run_id"] for one in seen}) == len(measured) + 1, "each trial, and the run"
+    assert left_of_state(here.state) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "said"), [(("--no-trial",), "--no-trial"), (("--steps", "20"), "too short")]
+)
+def test_without_a_trial_the_prediction_chooses(here: Here, more: tuple[str, ...], said: str) -> None:
+    hardly_known(here)
+    done = here.run(*RUN, *more, code=0)
+    assert "none of them is tried" in done.stderr
+    assert said in done.stderr
+    plan, seen = made(here)
+    assert not any(one["measured_s"] for one in plan["forms"])
+    assert len({one["run_id"] for one in seen}) <= 1
