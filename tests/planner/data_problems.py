@@ -12,7 +12,7 @@ import random
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
 
-CHUNK_BYTES = 262144
+EDGE_BYTES = 2 << 20
 
 
 def data_problem(
@@ -316,7 +316,7 @@ def step_of(problem, chosen, shares, routes):
         children = sum(target == d.id for _, up, _ in routes for _, target in up)
         ways = [False, True] if problem.recompute else [False]
         fitting = [way for way in ways if d.memory_bytes is None
-                   or need_of(problem, d, way) + 2 * CHUNK_BYTES * children <= d.memory_bytes]  # fmt: skip
+                   or need_of(problem, d, way) + EDGE_BYTES * children <= d.memory_bytes]  # fmt: skip
         if not fitting:
             return None
         known = problem.times.get(d.id)

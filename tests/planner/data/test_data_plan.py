@@ -245,8 +245,8 @@ def test_chunks_need_memory_and_who_can_not_hold_the_model_is_left_out():
     assert "n1/cpu:0 needs 800 B and has 700 B" in short.unused[0].reason
     tight = plan(data_problem(memory=[900.0, None], rate=1e9))
     (route,) = tight.sync.groups[0].routes
-    assert route.root == "n1/cpu:0"  # whose chunks are two of 256 KiB; the other has none
-    assert [round(r.memory_bytes) for r in tight.predicted.replicas] == [800, 800 + 2 * 262144]
+    assert route.root == "n1/cpu:0"  # 2 MiB are under way to it; the other has none
+    assert [round(r.memory_bytes) for r in tight.predicted.replicas] == [800, 800 + (2 << 20)]
 
 
 def test_schedules_and_objectives_of_pipelines_are_refused():
@@ -350,7 +350,7 @@ def test_verify_rejects_what_was_changed():
         (("predicted", "replicas", 0, "compute_s"), 1.0, {"prediction"}),
         (("certificate", "value_s"), value * 0.99, {"value", "certificate"}),
         (("sync", "format"), "bfloat16", {"pipelines"}),
-        (("sync", "chunk_bytes"), 1 << 20, {"prediction"}),
+        (("sync", "chunk_bytes"), 1 << 22, {"prediction"}),
         (("problem", "links", 0, "bandwidth_bytes_per_s"), 5.0, {"value", "prediction"}),
         (("pipelines", 0, "stages", 0, "in_flight"), 2, {"in flight"}),
         (("pipelines", 0, "stages", 0, "recompute"), True, {"recompute", "value", "prediction"}),

@@ -32,16 +32,22 @@ PLENTY = float("inf")
 
 def test_every_kind_of_a_model_whose_blocks_repeat_is_in_one_window() -> None:
     assert choose_windows(KINDS, WANTED, [1.0] * 4, (), PLENTY) == [
-        LayerWindow((0, 1, 2, 13), (0, 1, 2, 3), MOST_IN_FLIGHT)
+        LayerWindow((0, 1, 2, 3, 4, 5, 6, 13), (0, 1, 2, 1, 2, 1, 2, 3), MOST_IN_FLIGHT)
+    ]
+    assert choose_windows(KINDS, WANTED, [1.0] * 4, (), 6.5) == [
+        LayerWindow((0, 1, 2, 3, 4, 13), (0, 1, 2, 1, 2, 3), 1)
     ]
 
 
 def test_a_layer_follows_only_what_it_follows_in_the_model() -> None:
     kinds = [0, 1, 2, 3, 0, 4, 2, 5]
     found = choose_windows(kinds, [(0, 0), (4, 5), (5, 7)], [1.0] * 6, (), PLENTY)
-    assert found == [LayerWindow((0, 5, 6, 7), (0, 4, 2, 5), MOST_IN_FLIGHT)]
+    assert found == [LayerWindow((0, 1, 2, 3, 4, 5, 6, 7), tuple(kinds), MOST_IN_FLIGHT)]
+    assert choose_windows(kinds, [(0, 0), (4, 5), (5, 7)], [1.0] * 6, (), 6.5) == [
+        LayerWindow((0, 5, 6, 7), (0, 4, 2, 5), 1)
+    ]
     assert choose_windows(KINDS, [(3, 13)], [1.0] * 4, (), PLENTY) == [
-        LayerWindow((10, 11, 12, 13), (2, 1, 2, 3), MOST_IN_FLIGHT)
+        LayerWindow((6, 7, 8, 9, 10, 11, 12, 13), (2, 1, 2, 1, 2, 1, 2, 3), MOST_IN_FLIGHT)
     ]
 
 

@@ -83,9 +83,41 @@ def _window_around(
             break
         layers = sorted([*layers, chosen])
         sum_bytes += needs[kinds[chosen]]
+    if len(layers) > 1:
+        layers = _with_repeats(layers, kinds, needs, alone, most_bytes - sum_bytes)
+        sum_bytes = sum(needs[kinds[index]] for index in layers)
     in_flight = int(min(MOST_IN_FLIGHT_BYTES, room_bytes) // max(1.0, sum_bytes)) if most_bytes else 1
     found = tuple(layers)
     return LayerWindow(found, tuple(kinds[i] for i in found), max(1, min(MOST_IN_FLIGHT, in_flight)))
+
+
+def _with_repeats(
+    layers: Sequence[int],
+    kinds: Sequence[int],
+    needs: Sequence[float],
+    alone: Collection[int],
+    room_bytes: float,
+) -> list[int]:
+    """The same layers, and of a model whose blocks repeat further blocks, where there is room for them.
+
+    A block is put behind a layer that is like its last one. So each follows what it follows in the model.
+    """
+    found = list(layers)
+    place = 0
+    while place < len(found):
+        first = found[place]
+        until = found[place + 1] if place + 1 < len(found) else len(kinds)
+        last = next((index for index in range(first + 1, until) if kinds[index] == kinds[first]), None)
+        block = [] if last is None else list(range(first + 1, last + 1))
+        need_bytes = sum(needs[kinds[index]] for index in block)
+        fits = len(found) + len(block) <= MOST_LAYERS and need_bytes <= room_bytes
+        if block and fits and not any(kinds[index] in alone for index in block):
+            found[place + 1 : place + 1] = block
+            room_bytes -= need_bytes
+            place += len(block)
+        else:
+            place += 1
+    return found
 
 
 def single_layer_windows(window: LayerWindow) -> list[LayerWindow]:
