@@ -207,7 +207,7 @@ def _local(count: int, more: str = "") -> str:
     return f"name: local\nnodes:\n{nodes}"
 
 
-def _mesh(rates: dict[str, float], latency_ms: float = 0.2) -> str:
+def _mesh(rates: dict[tuple[int, int], float], latency_ms: float = 0.2) -> str:
     lines = [
         f"  - {{between: [n{a}, n{b}], rate_mbit: {rate}, latency_ms: {latency_ms}}}\n"
         for (a, b), rate in rates.items()
@@ -229,7 +229,12 @@ def _throttle(bench: Bench) -> None:
 
 LABS: dict[str, UnseenLab] = {
     "a mesh": UnseenLab(
-        _nodes([0.4] * 4, [1000] * 4, "", _mesh({"12": 30, "23": 30, "34": 30, "14": 6, "13": 16, "24": 16})),
+        _nodes(
+            [0.4] * 4,
+            [1000] * 4,
+            "",
+            _mesh({(1, 2): 30, (2, 3): 30, (3, 4): 30, (1, 4): 6, (1, 3): 16, (2, 4): 16}),
+        ),
         sums=(6, "auto,ring"),
     ),
     "two sites": UnseenLab(
@@ -284,7 +289,7 @@ LABS: dict[str, UnseenLab] = {
         ("data", "pipeline", "rounds"),
     ),
     "a tunnel": UnseenLab(
-        _nodes((0.5, 0.4, 0.4), [1000] * 3, "", _mesh({"12": 45, "23": 25, "13": 45}, 6)),
+        _nodes((0.5, 0.4, 0.4), [1000] * 3, "", _mesh({(1, 2): 45, (2, 3): 25, (1, 3): 45}, 6)),
         "gpt:layers=5,hidden=128,heads=4,context=48",
         (32, 8),
         ("pipeline", "data", "hybrid", "delayed", "rounds"),
