@@ -12,6 +12,7 @@ from tests.worker.sums import RouteEdges, connected, places, ring, star, togethe
 
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.peer import FIRST_SUM_TAG
+from skyctl.worker.sums import sum_messages
 from skyctl.worker.sums.route_sum import RouteSum
 from skyctl.worker.sums.sum_layout import make_layout
 from skyctl.worker.sums.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
@@ -89,6 +90,21 @@ def test_every_holder_ends_with_the_same_sum(
             for tensor, wanted, first in zip(tensors, expected, found[0][0][0], strict=bool(tensors)):
                 assert torch.equal(tensor, first), "the same bytes on every holder and in every step"
                 torch.testing.assert_close(tensor, wanted, rtol=CLOSE[name], atol=CLOSE[name])
+
+
+@pytest.mark.parametrize(("routes", "holders", "count"), [(ring(4), 4, 4), (TREE, 3, 4)])
+def test_who_sends_on_what_it_receives_always_has_room_to_receive(
+    routes: list[RouteEdges], holders: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where buckets end with a few numbers: many short messages fit into what is under way."""
+    monkeypatch.setattr(sum_messages, "AHEAD_BYTES", 3 * 4 * 20)
+    given, found = sums(routes, holders, count, 20, "float32")
+    expected = [sum(t) for t in zip(*([x for layer in one for x in layer] for one in given), strict=True)]
+    for said in found:
+        assert not isinstance(said, Exception), said
+        for tensors, _ in said:
+            for tensor, wanted in zip(tensors, expected, strict=bool(tensors)):
+                torch.testing.assert_close(tensor, wanted, rtol=rounding(4), atol=rounding(4))
 
 
 def test_the_layout_gives_every_element_to_one_chunk() -> None:

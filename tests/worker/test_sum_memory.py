@@ -34,10 +34,10 @@ def memory_bytes(name: str) -> int:
 
 
 def pool_bytes(rank: int) -> int:
-    """Two chunks for each edge that arrives, three for each way that sends."""
+    """Eight chunks (2 MiB) for each edge that arrives, nine for each way that sends."""
     chunks = 0
     for place in places(ROUTES, rank):
-        chunks += 2 * len(place.up_children) + 2 * (place.down_parent is not None) + 3
+        chunks += 8 * len(place.up_children) + 8 * (place.down_parent is not None) + 9
     return chunks * (CHUNK_BYTES + 64)
 
 

@@ -32,6 +32,7 @@ from skyctl.worker.sums.sum_messages import (
     OutgoingMessages,
     SumMessage,
     SumStamp,
+    messages_under_way,
 )
 from skyctl.worker.sums.sum_work import SumWork
 
@@ -236,7 +237,11 @@ class RouteSum:
         targets = route.down_children if route.up_parent is None else (route.up_parent,)
         stamps = self._stamps(sum_work, number, direction, codec)
         children = [self._incoming(sum_work, number, UP, child, codec) for child in route.up_children]
-        outgoing = OutgoingMessages([self._peers[rank] for rank in targets], self._tag(number, direction))
+        outgoing = OutgoingMessages(
+            [self._peers[rank] for rank in targets],
+            self._tag(number, direction),
+            under_way=messages_under_way(stamps),
+        )
         for chunk, stamp in zip(chunks, stamps, strict=True):
             sum_work.wait_bucket(chunk.bucket)
             message = outgoing.take(stamp.nbytes)
@@ -277,7 +282,8 @@ class RouteSum:
         codec = make_sum_codec(sum_work.format)
         parent = self._incoming(sum_work, number, DOWN, route.down_parent, codec)
         targets = [self._peers[rank] for rank in route.down_children]
-        outgoing = OutgoingMessages(targets, self._tag(number, DOWN), parent.release)
+        tag = self._tag(number, DOWN)
+        outgoing = OutgoingMessages(targets, tag, parent.release, under_way=max(2, parent.under_way // 2))
         for chunk in chunks:
             sum_work.wait_bucket(chunk.bucket)
             message = parent.take()

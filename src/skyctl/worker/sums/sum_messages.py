@@ -113,8 +113,8 @@ class IncomingMessages:
         self._posted: deque[tuple[SumMessage, Work]] = deque()
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
-        largest = max((stamp.nbytes for stamp in stamps), default=0)
-        for _ in range(min(len(stamps), _under_way(largest))):
+        self.under_way = messages_under_way(stamps)
+        for _ in range(min(len(stamps), self.under_way)):
             self._post()
 
     def take(self) -> SumMessage:
@@ -147,9 +147,11 @@ class IncomingMessages:
 
 
 class OutgoingMessages:
-    """Sends each message to all of some peers; up to ``AHEAD_BYTES`` are under way while the next is made.
+    """Sends each message to all of some peers, while the next is made.
 
     Args:
+        under_way: so many are under way at most. Messages that are sent on as they were received come back to
+            be received into only then: no more than ``IncomingMessages.under_way`` of these, or none is left.
         release: called with each message that has left; None: it is kept, to be taken again.
     """
 
@@ -158,8 +160,10 @@ class OutgoingMessages:
         peers: Sequence[Peer],
         tag: int,
         release: Callable[[SumMessage], None] | None = None,
+        *,
+        under_way: int = _LEAST_UNDER_WAY,
     ) -> None:
-        self._peers, self._tag = peers, tag
+        self._peers, self._tag, self._under_way = peers, tag, under_way
         self._free: list[SumMessage] = []
         self._release = release or self._free.append
         self._pending: deque[tuple[SumMessage, list[Work]]] = deque()
@@ -172,7 +176,7 @@ class OutgoingMessages:
         """Starts sending; waits until there is room for the next."""
         works = [peer.send(message.tensor, self._tag) for peer in self._peers]
         self._pending.append((message, works))
-        while len(self._pending) >= _under_way(message.nbytes) or (self._pending and not works):
+        while len(self._pending) >= self._under_way or (self._pending and not works):
             self._finish_oldest()
 
     def drain(self) -> None:
@@ -187,9 +191,9 @@ class OutgoingMessages:
         self._release(message)
 
 
-def _under_way(nbytes: int) -> int:
-    """How many messages of that size are under way at a time."""
-    return max(_LEAST_UNDER_WAY, AHEAD_BYTES // max(1, nbytes))
+def messages_under_way(stamps: Sequence[SumStamp]) -> int:
+    """How many of these messages are under way on an edge at a time, by the largest of them."""
+    return max(_LEAST_UNDER_WAY, AHEAD_BYTES // max((1, *(stamp.nbytes for stamp in stamps))))
 
 
 def _take_buffer(free: list[SumMessage], nbytes: int) -> SumMessage:
