@@ -54,7 +54,13 @@ def call(folder: Path) -> Call:
 def test_a_probe_measures_gloo_and_auto_has_what_it_needs(call: Call, folder: Path) -> None:
     profile = json.loads((folder / "profile.json").read_text())
     for one in profile["devices"]:
-        assert set(one["gloo"]) == {"handling_s", "handling_byte_s", "step_s", "message_byte_s"}
+        assert set(one["gloo"]) == {
+            "handling_s",
+            "handling_byte_s",
+            "step_s",
+            "message_byte_s",
+            "ring_byte_s",
+        }
         assert one["gloo"]["handling_s"] > 0
     halves = ("--assign", "a=0:3,b=3:6", "--parallel", "pipeline")
     plan, _ = call("plan", *WORKLOAD, "--backend", "auto", *halves)
