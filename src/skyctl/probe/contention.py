@@ -181,7 +181,7 @@ class _NodeLines:
     def __init__(self, links: LinkTable) -> None:
         self._links = links
         self._rates: dict[HubTriple, dict[Direction, float]] = {}
-        """In bytes per second."""
+        """By triple and direction, what both flows got together, in bytes per second."""
 
     def play(self, player: FlowPlayer, triples: Sequence[HubTriple]) -> dict[str, str]:
         """One round. By hub, why its triple tells nothing, in words."""

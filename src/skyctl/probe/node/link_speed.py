@@ -234,7 +234,7 @@ def _whole_arrivals(arrivals_s: Sequence[float]) -> list[Arrival]:
 
 
 def _rate_between(one: Arrival, other: Arrival) -> float:
-    """Messages per second."""
+    """Messages per second that came after the first arrival, up to the other."""
     return (other.messages - one.messages) / max(1e-6, other.at_s - one.at_s)
 
 
