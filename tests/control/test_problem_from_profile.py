@@ -148,9 +148,10 @@ def test_a_data_problem_says_what_summing_gradients_takes() -> None:
     assert {layer.gradient_bytes for layer in pipeline.layers} == {None}
 
 
-def test_what_a_step_costs_once_is_shared_by_its_microbatches() -> None:
+def test_what_a_step_costs_once_is_its_devices() -> None:
     devices = [device(node, 1.0).model_copy(update={"step_s": 2e-3}) for node in "ab"]
-    assert [one.handling_s for one in build_problem(profile(*devices), 4).devices] == [5e-4, 5e-4]
+    found = build_problem(profile(*devices), 4).devices
+    assert [(one.step_s, one.handling_s) for one in found] == [(2e-3, 0.0), (2e-3, 0.0)]
 
 
 def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:

@@ -171,7 +171,8 @@ def value_of(problem, order, cuts):
         return max(x.forward_s + x.backward_s for x in entries)
     for s, device in enumerate(order):
         neighbours = (s > 0) + (s < stages - 1)
-        beside = (device.handling_s + device.action_s + device.neighbour_s * neighbours) / 2
+        beside = device.handling_s + device.action_s + device.neighbour_s * neighbours
+        beside = (beside + device.step_s / problem.microbatches) / 2
         entries[s] = StageTimes(
             entries[s].forward_s + beside, entries[s].backward_s + beside, entries[s].optimizer_s
         )

@@ -4,6 +4,7 @@ import contextlib
 import random
 
 import pytest
+from tests.planner import data_problems, hybrid_problems
 from tests.planner.planner_problems import brute_force, problem, random_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
@@ -18,7 +19,7 @@ def handled(seed, schedule="1f1b", **fixed):
     def some():
         return r.choice([0.0, r.uniform(0, 2) * mean])
 
-    names = ("handling_s", "neighbour_s", "action_s")
+    names = ("handling_s", "neighbour_s", "action_s", "step_s")
     devices = [d.model_copy(update={name: some() for name in names}) for d in given.devices]
     return given.model_validate({**dict(given), "devices": [dict(d) for d in devices]})
 
@@ -54,7 +55,7 @@ def test_what_is_claimed_holds_where_depths_are_chosen_too(seed, schedule):
             assert found.certificate.lower_bound_s <= other.certificate.value_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("key", ["handling_s", "neighbour_s", "action_s"])
+@pytest.mark.parametrize("key", ["handling_s", "neighbour_s", "action_s", "step_s"])
 def test_devices_that_differ_only_in_overhead_are_not_interchangeable(key):
     given = problem((1.0,) * 4, (1.0, 1.0, 1.0), microbatches=8)
     devices = [{**dict(d), key: s} for d, s in zip(given.devices, (0.5, 0.0, 0.4), strict=True)]
@@ -71,3 +72,49 @@ def test_half_of_the_overhead_is_in_each_action():
     assert said.iteration_s == pytest.approx(7.0)
     assert [x.compute_s for x in said.replicas] == pytest.approx([3.5, 3.5])
     assert said.bottleneck_s == pytest.approx(3.0)
+
+
+def with_steps(given, *seconds):
+    """The problem whose devices take so long once a step, in turn."""
+    devices = [{**dict(d), "step_s": seconds[i % len(seconds)]} for i, d in enumerate(given.devices)]
+    return given.model_validate({**dict(given), "devices": devices})
+
+
+def test_who_holds_all_layers_pays_once_a_step_whatever_its_share():
+    given = data_problems.data_problem([1.0, 1.0], layers=2, microbatches=4)
+    times = {"forward_s": (1.0, 1.0), "backward_s": (2.0, 2.0), "optimizer_s": (0.0, 0.0)}
+    given = given.model_validate({**dict(given), "times": {d.id: times for d in given.devices}})
+    slower = with_steps(given, 0.5, 0.25)
+    said = [
+        predict(one, plan(one, assign=[(d.id, 2) for d in one.devices])).iteration_s
+        for one in (given, slower)
+    ]
+    assert said[1] - said[0] == pytest.approx(0.5)
+
+
+def test_a_longer_pipeline_pays_at_both_ends():
+    given = hybrid_problems.random_hybrid_problem(3, devices=(4, 4), layers=(4, 4), microbatches=(4, 4))
+    spread = with_steps(given, 0.5).with_steps_spread()
+    assert spread.parallel == "hybrid"
+    assert {device.step_s for device in spread.devices} == {0.0}
+    for name, times in spread.times.items():
+        more = [a - b for a, b in zip(times.optimizer_s, given.times[name].optimizer_s, strict=True)]
+        assert more == pytest.approx([0.25, 0.0, 0.0, 0.25])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_plans_side_by_side_pay_it_too_in_search_bound_and_check(seed):
+    is_data = bool(seed % 2)
+    module = data_problems if is_data else hybrid_problems
+    given = (module.random_data_problem if is_data else module.random_hybrid_problem)(seed)
+    given = with_steps(given, 0.3, 0.0, 0.6)
+    best = module.brute_force(given.with_steps_spread())
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            plan(given)
+        return
+    found = plan(given)
+    assert found.problem == given
+    assert found.certificate.lower_bound_s <= best * (1 + 1e-9)
+    assert found.certificate.value_s >= best * (1 - 1e-9)
+    assert verify(given, found).ok

@@ -49,14 +49,14 @@ def test_another_version_is_refused_with_what_to_do(
     assert found.value.exit_code == 2
 
 
-@pytest.mark.parametrize("version", [*range(1, 14), None])
+@pytest.mark.parametrize("version", [*range(1, 15), None])
 def test_a_problem_of_every_version_is_read_as_one_of_todays(version: int | None) -> None:
     given = {"kind": "skyctl/problem", **PROBLEM} | ({} if version is None else {"version": version})
     assert parse(Problem, json.dumps(given), "it") == Problem.model_validate(PROBLEM)
-    assert json.loads(parse(Problem, json.dumps(given), "it").to_json())["version"] == 13
+    assert json.loads(parse(Problem, json.dumps(given), "it").to_json())["version"] == 14
 
 
 def test_a_newer_problem_is_refused() -> None:
-    with pytest.raises(RecordError, match="version 14; this skyctl reads up to version 13") as found:
-        parse(Problem, json.dumps({"kind": "skyctl/problem", "version": 14, **PROBLEM}), "it")
+    with pytest.raises(RecordError, match="version 15; this skyctl reads up to version 14") as found:
+        parse(Problem, json.dumps({"kind": "skyctl/problem", "version": 15, **PROBLEM}), "it")
     assert "upgrade skyctl" in (found.value.hint or "")

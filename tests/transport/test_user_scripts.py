@@ -72,7 +72,7 @@ def run(
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.communicate()
     return [
         subprocess.CompletedProcess(one.args, one.returncode, *said)
         for one, said in zip(ranks, ended, strict=True)

@@ -255,7 +255,7 @@ def profile_over(
 def with_message_costs(problem: Problem, other: Problem) -> Problem:
     """The problem with what messages cost its devices as ``other`` has it."""
     known = {device.id: device for device in other.devices}
-    names = ("handling_s", "neighbour_s", "message_byte_s")
+    names = ("handling_s", "neighbour_s", "step_s", "message_byte_s")
     devices = tuple(
         device.model_copy(update={name: getattr(known[device.id], name) for name in names})
         for device in problem.devices

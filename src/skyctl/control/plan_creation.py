@@ -18,7 +18,6 @@ from skyctl.control.plan_pairs import refuse_broken_pairs
 from skyctl.control.problem_from_profile import (
     build_problem,
     measured_workload,
-    with_step_overhead_once,
 )
 from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
 from skyctl.control.round_owners import with_rounds
@@ -256,8 +255,6 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
     """A plan of one problem by one strategy, or the user's own assignment."""
     if options.named:
         model_parts(problem)
-    if options.step_overhead and problem.parallel != PIPELINE:
-        problem = with_step_overhead_once(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assigned:
         made = plan_assigned(problem, options.assign, options.assign_shares)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from skyctl.control.backend_choice import (
     devices_in,
@@ -18,10 +18,9 @@ from skyctl.control.backend_choice import (
 )
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile
-from skyctl.control.form_choice import DATA, PIPELINE
+from skyctl.control.form_choice import DATA, HYBRID
 from skyctl.control.plan_creation import FLOAT32, plan_best, problems_of
 from skyctl.control.plan_options import PlanOptions
-from skyctl.control.problem_from_profile import with_step_overhead_once
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import predict
 from skyctl.planner.routes.route_names import name_routes
@@ -38,7 +37,7 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    options = replace(options.settled_form().with_chosen_schedule(), step_overhead=True)
+    options = options.settled_form().with_chosen_schedule()
     best = _plan_backend(profile, options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
@@ -132,14 +131,12 @@ def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
     alike = made.sync is not None and name_routes(made.sync.groups[0].routes).kind == "ring"
     if other.sync is None or not (alike or other.predicted.iteration_s < made.predicted.iteration_s):
         return made
-    forms = tuple(
-        one.model_copy(
-            update={"iteration_s": other.predicted.iteration_s, "lower_bound_s": None, "witness": None}
-        )
-        if one.parallel == DATA
-        else one
-        for one in made.forms
-    )
+    unproved = {"lower_bound_s": None, "witness": None}
+    by_form: dict[str, dict[str, Any]] = {
+        DATA: {"iteration_s": other.predicted.iteration_s, **unproved},
+        HYBRID: unproved,  # its sums would not go in rings, and take more of processors
+    }
+    forms = tuple(one.model_copy(update=by_form.get(one.parallel, {})) for one in made.forms)
     return other.model_copy(update={"forms": forms})
 
 
@@ -169,8 +166,6 @@ def _step_over(backend: Backend, made: Plan, profile: Profile, options: PlanOpti
     """Predicted seconds of a step of the same placement over that backend."""
     costs, _ = profile_over(profile, backend, options.only_nodes)
     [other] = problems_of(costs, replace(options, microbatches=made.problem.microbatches))
-    if made.problem.parallel != PIPELINE:
-        other = with_step_overhead_once(other)  # as the plan's own problem has it
     return predict(with_message_costs(made.problem, other), made).iteration_s
 
 

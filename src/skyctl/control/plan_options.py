@@ -38,8 +38,6 @@ class PlanOptions:
             comparison; None: the plan does not say, and reckons with what messages cost over ``skyctl``.
         beside_pipeline: where every device holds all layers, look at a pipeline for the same batch, too.
         left_out: forms that ``auto`` does not look at, and why.
-        step_overhead: a problem's ``handling_s`` is what a step takes once, spread over its microbatches, as
-            a profile's problem has it; a problem file's is what it says.
     """
 
     strategy: str = "optimal"
@@ -66,7 +64,6 @@ class PlanOptions:
     backend: BackendRequest | BackendChoice | None = None
     beside_pipeline: bool = False
     left_out: Mapping[Parallel, str] = field(default_factory=dict)
-    step_overhead: bool = False
 
     @property
     def assigned(self) -> bool:

@@ -101,7 +101,7 @@ def build_problem(
                     memory_bytes=d.memory_bytes,
                     reserved_bytes=d.reserved_bytes + (RANK_BYTES if is_cpu(d.id) else 0.0),
                     action_s=d.action_s,
-                    handling_s=d.step_s / microbatches,
+                    step_s=d.step_s,
                     neighbour_s=d.handling_s / HANDLING_NEIGHBOURS
                     + _byte_s(profile, d, devices) * message_bytes,
                     time_uncertainty=combine_uncertainties(
@@ -182,27 +182,6 @@ def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[Device
     loopback = device.handling_byte_s / (2 * HANDLING_NEIGHBOURS)
     more = max(0.0, min(_link_byte_s(profile, device, devices), default=0.0) / 2 - loopback)
     return {"reduce_byte_s": device.reduce_byte_s, "message_byte_s": device.message_byte_s + more}
-
-
-def with_step_overhead_once(problem: Problem) -> Problem:
-    """A problem of several pipelines in which each pays once a step for beginning and ending it.
-
-    ``handling_s`` spreads that over all of a step's microbatches, as a stage of one pipeline has them. One of
-    several has a few of these: for it the first and the last layer's optimizer take half as much longer each.
-    Then who holds all layers pays all, and the two ends of a longer pipeline half.
-    """
-    times = dict(problem.times)
-    devices = []
-    for device in problem.devices:
-        known = times.get(device.id)
-        if known is not None:
-            half_s = device.handling_s * problem.microbatches / 2
-            longer = [*known.optimizer_s]
-            longer[0] += half_s
-            longer[-1] += half_s
-            times[device.id] = known.model_copy(update={"optimizer_s": tuple(longer)})
-        devices.append(device if known is None else device.model_copy(update={"handling_s": 0.0}))
-    return problem.model_copy(update={"times": times, "devices": tuple(devices)})
 
 
 def _receive_window(shape: ShapeProfile) -> int:

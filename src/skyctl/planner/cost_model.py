@@ -7,7 +7,7 @@ Ranges of layers are half-open; devices are indices in the problem's order. A ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import NamedTuple
@@ -151,11 +151,12 @@ class CostModel:
         self.by_iteration = problem.objective == "iteration"
         self.ids = [device.id for device in problem.devices]
         self._index = {name: i for i, name in enumerate(self.ids)}
-        self.overhead_s = [(device.handling_s + device.action_s) / 2 for device in problem.devices]
-        self._message_overhead_s = [device.handling_s / 2 for device in problem.devices]
-        self.neighbour_overhead_s = [device.neighbour_s / 2 for device in problem.devices]
+        spread = problem.with_steps_spread()
+        self.overhead_s = [(device.handling_s + device.action_s) / 2 for device in spread.devices]
+        self._message_overhead_s = [device.handling_s / 2 for device in spread.devices]
+        self.neighbour_overhead_s = [device.neighbour_s / 2 for device in spread.devices]
         self.has_overhead = any(self.overhead_s) or any(self.neighbour_overhead_s)
-        self._add_times()
+        self._add_times(spread.times)
         self._add_memory()
         self.may_be_first = self._pinned(problem.first_stage)
         self.may_be_last = self._pinned(problem.last_stage)
@@ -168,8 +169,8 @@ class CostModel:
         other.microbatches = microbatches
         return other
 
-    def _add_times(self) -> None:
-        times = [self.problem.times.get(device.id) for device in self.problem.devices]
+    def _add_times(self, known_times: Mapping[str, LayerTimes]) -> None:
+        times = [known_times.get(device.id) for device in self.problem.devices]
         flops = np.array([layer.flops for layer in self.problem.layers])
 
         def column(field: str, share: Callable[[Array], Array]) -> Callable[[int], Array]:

@@ -54,6 +54,7 @@ def local_problem(problem: Problem) -> Problem:
     """
     if not sums_anything(problem):
         return problem
+    problem = problem.with_steps_spread()
     layers = tuple(
         layer.model_copy(
             update={"state_bytes": layer.state_bytes + kept, "gradient_bytes": gradient_bytes(layer)}

@@ -200,7 +200,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[13] = 13
+    version: Literal[14] = 14
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem

@@ -66,6 +66,7 @@ class Device(Record):
 
     What a microbatch takes there on top of its layers, half of it forward and half backward: ``handling_s``,
     ``neighbour_s`` for each stage next to its own, and ``action_s`` in its forward and backward themselves.
+    ``step_s``: what a step takes there once, to begin and to end it (``Problem.with_steps_spread``).
 
     ``time_uncertainty``, ``overhead_uncertainty``: how far the seconds of its layers, and those on top of
     them, may be from what a run takes, as a relative standard uncertainty (JCGM 100). None: nobody knows.
@@ -84,6 +85,7 @@ class Device(Record):
     handling_s: Seconds = 0.0
     neighbour_s: Seconds = 0.0
     action_s: Seconds = 0.0
+    step_s: Seconds = 0.0
     time_uncertainty: Uncertainty | None = None
     overhead_uncertainty: Uncertainty | None = None
     reduce_byte_s: Seconds = 0.0
@@ -160,7 +162,7 @@ class Problem(FileRecord):
 
     reads_older: ClassVar[bool] = True
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[13] = 13
+    version: Literal[14] = 14
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)
@@ -239,7 +241,31 @@ class Problem(FileRecord):
             layers_s = sum(layer.flops for layer in self.layers) / device.flops_per_s
         else:
             layers_s = sum(times.forward_s) + sum(times.backward_s)
-        return layers_s + device.handling_s + device.action_s
+        return layers_s + device.handling_s + device.action_s + device.step_s / self.microbatches
+
+    def with_steps_spread(self) -> Problem:
+        """The same problem without ``step_s``: what a step takes once is part of other times.
+
+        A stage of one pipeline has all of a step's microbatches, and takes as much longer for each. Of
+        several pipelines each has a few of them, and pays once all the same: the optimizers of the first and
+        of the last layer take half as much longer each. So who holds all layers pays all, and the two ends of
+        a longer pipeline half. A device whose layers have no ``times`` takes longer by microbatch.
+        """
+        if not any(device.step_s for device in self.devices):
+            return self
+        times, devices = dict(self.times), []
+        for device in self.devices:
+            known, more_s = times.get(device.id), 0.0
+            if known is None or self.parallel == "pipeline":
+                more_s = device.step_s / self.microbatches
+            else:
+                longer = [*known.optimizer_s]
+                longer[0] += device.step_s / 2
+                longer[-1] += device.step_s / 2
+                times[device.id] = known.model_copy(update={"optimizer_s": tuple(longer)})
+            update = {"step_s": 0.0, "handling_s": device.handling_s + more_s}
+            devices.append(device.model_copy(update=update))
+        return self.model_copy(update={"times": times, "devices": tuple(devices)})
 
 
 def _check_times(device: str, times: LayerTimes, layers: int) -> None:

@@ -19,7 +19,7 @@ from skyctl.control.form_choice import PIPELINE, in_form
 from skyctl.control.observations import gather_evidence, tells_layer_times
 from skyctl.control.plan_creation import plan_best, plan_problem
 from skyctl.control.plan_options import PlanOptions
-from skyctl.control.problem_from_profile import build_problem, with_step_overhead_once
+from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.step_factors import with_observed_factors
 from skyctl.control.training_request import TrainingRequest, send_workload
@@ -413,5 +413,4 @@ def _build_problem(profile: Profile, run: Problem, costs: Backend) -> Problem:
     if costs == GLOO and not uncarried(GLOO, [device.id for device in profile.devices]):
         profile, _ = profile_over(profile, GLOO)
     made = build_problem(profile, run.microbatches, schedule=run.schedule, parallel=run.parallel)
-    made = with_observed_factors(made.model_copy(update={"rhythm": run.rhythm}), profile, {})
-    return made if run.parallel == PIPELINE else with_step_overhead_once(made)
+    return with_observed_factors(made.model_copy(update={"rhythm": run.rhythm}), profile, {})

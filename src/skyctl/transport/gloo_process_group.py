@@ -82,6 +82,11 @@ class _StoreByPlace(_c10d.Store):  # type: ignore[misc]
             self.get(key)
 
 
+_KEPT: list[Any] = []
+"""Gloo's ends of all groups of this process. Freeing one ends the process at times: Gloo's event loop finds a
+connection that another thread has just closed (``state_ <= CONNECTED. 5 vs 4``). So none is ever freed."""
+
+
 class GlooProcessGroup(PlannedProcessGroup):
     """One rank's end of Gloo's connections to its peers.
 
@@ -151,6 +156,7 @@ class GlooProcessGroup(PlannedProcessGroup):
         with _new_sockets(address) as opened:  # peers connect as soon as this one says where it is
             places = _StoreByPlace(store, self._ring)
             self._gloo = _c10d.ProcessGroupGloo(places, place, self.size(), made)
+            _KEPT.append(self._gloo)
             wait_for_all(
                 [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
             )

@@ -131,21 +131,22 @@ def test_layers_stay_in_memory_from_pass_to_pass_as_they_are(
 ) -> None:
     """On a slow device building them takes longer than running them. Optimizers leave their weights alone."""
     monkeypatch.setattr("skyctl.probe.node.layer_bench.MIN_TOTAL_S", 0.0)
-    built: list[torch.nn.Module] = []
+    built: list[tuple[int, torch.nn.Module]] = []
     build = gpt.build
 
     def keep(start: int, stop: int, device: str) -> list[torch.nn.Module]:
-        built.extend(build(start, stop, device))
-        return built[-1:]
+        modules: list[torch.nn.Module] = build(start, stop, device)
+        built.extend(enumerate(modules, start))
+        return modules
 
     monkeypatch.setattr(gpt, "build", keep)
     found = bench(gpt)
     tasks = [task(gpt, index, 2) for index in (0, 1, 2, gpt.layers - 1)]
     kinds = {2: [0, *[1, 2] * ((gpt.layers - 2) // 2), 3]}
     found.measure(tasks, 0.1, 60.0, Late(found, 3), kinds, with_call_overhead=False)
-    assert len(built) == 4
+    assert [index for index, _ in built] == [0, 1, 2, 3, 4, gpt.layers - 1]  # of its blocks two
     assert found.bench._built is None
-    for one, index in zip(built, (0, 1, 2, gpt.layers - 1), strict=True):
+    for index, one in built:
         for weight, fresh in zip(one.parameters(), build(index, index + 1)[0].parameters(), strict=True):
             # real steps move each by 1e-3; weight decay takes 1e-5 of it, so often as there is time
             assert torch.allclose(weight, fresh, rtol=1e-2, atol=1e-3)

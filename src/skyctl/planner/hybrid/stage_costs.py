@@ -75,7 +75,7 @@ class StageCosts:
             np.array(x[device]) for x in (model.work_s, model.backward_s, model.optimizer_s)
         )
         neighbours = (i > 0).astype(float) + (j < self.layers)
-        microbatch_s = work[j] - work[i] + entry.handling_s + entry.action_s + entry.neighbour_s * neighbours
+        microbatch_s = work[j] - work[i] + 2 * model.overhead_s[device] + entry.neighbour_s * neighbours
         ahead_s, back_s = lines.before_s(device)
         most = self._most(device)
         sent = lines.sent_bytes[j] - lines.sent_bytes[i]

@@ -48,7 +48,7 @@ class ProblemData:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        self.problem = problem = problem.with_steps_spread()
         self.layers = len(problem.layers)
         self.devices = len(problem.devices)
         self.microbatches = problem.microbatches

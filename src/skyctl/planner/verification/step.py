@@ -47,7 +47,7 @@ class CheckedStep:
     """One problem's layers, links and devices, as the contract reads them."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        self.problem = problem = problem.with_steps_spread()
         self.alone = problem.parallel == "pipeline" and not problem.rhythm.is_rounds
         # bounds of plans side by side are of stages that keep their activations
         self.facts = ProblemData(problem if self.alone else problem.model_copy(update={"recompute": False}))
