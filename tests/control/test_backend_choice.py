@@ -21,6 +21,7 @@ from skyctl.control.plan_from_profile import plan_profile
 from skyctl.control.plan_options import PlanOptions
 from skyctl.control.sum_benchmark import plan_sums
 from skyctl.errors import InputError
+from skyctl.planner.api import verify
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.profile import DeviceProfile, LinkProfile, MessageCosts, NodeProfile, Profile
@@ -108,6 +109,39 @@ def test_the_choice_in_each_case(
     line = describe_choice(found, 1.0)
     assert line.startswith(f"tensors go over {backend}: ")
     assert all(name in line for name in about)
+
+
+def with_quick_rings() -> Profile:
+    """Two devices whose sums over skyctl's routes hold a link up, and over Gloo's own ring do not."""
+    known = measured()
+    slow = OURS | {"message_byte_s": 1e-8}
+    devices = tuple(
+        one.model_copy(update={**slow, "gloo": MessageCosts(**slow, ring_byte_s=1e-10)})
+        for one in known.devices
+    )
+    return known.model_copy(update={"devices": devices})
+
+
+def test_over_gloo_sums_go_in_its_own_ring_where_that_is_faster() -> None:
+    known = with_quick_rings()
+    by_routes, by_ring = (planned(known, parallel="data", sync=sync) for sync in ("star", "auto"))
+    assert by_ring.problem.sync == "ring"
+    assert by_ring.predicted.sync_s < 0.5 * by_routes.predicted.sync_s
+    assert verify(by_ring.problem, by_ring).ok
+
+
+def test_bounds_of_forms_whose_sums_can_not_go_in_rings_are_not_claimed() -> None:
+    made = planned(with_quick_rings(), parallel="auto")
+    assert made.problem.sync == "ring"
+    bounds = {one.parallel: one.lower_bound_s for one in made.forms}
+    assert bounds["hybrid"] is None
+    assert bounds["pipeline"] is not None
+    assert verify(made.problem, made).ok
+
+
+def test_no_ring_is_planned_where_sums_are_left_out() -> None:
+    made = planned(with_quick_rings(), parallel="auto", objective="bottleneck")
+    assert made.problem.parallel == "pipeline"
 
 
 def test_without_a_request_a_plan_says_nothing() -> None:

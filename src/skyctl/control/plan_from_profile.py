@@ -19,7 +19,7 @@ from skyctl.control.backend_choice import (
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile
 from skyctl.control.form_choice import DATA, HYBRID
-from skyctl.control.plan_creation import FLOAT32, plan_best, problems_of
+from skyctl.control.plan_creation import FLOAT32, forms_left_out, plan_best, problems_of
 from skyctl.control.plan_options import PlanOptions
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import predict
@@ -103,10 +103,6 @@ def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
     return _with_choice(made, choice, profile, options, GLOO if choice.reason == "slower" else None)
 
 
-def _plan_once(costs: Profile, options: PlanOptions) -> Plan:
-    return plan_best(problems_of(costs, options), options)
-
-
 def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
     """The best plan over Gloo: sums go over skyctl's routes, or in a ring by Gloo's own collective.
 
@@ -118,7 +114,10 @@ def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
     made = plan_best(problems_of(costs, options), options)
     asked = options.sync in (None, "auto", "ring") and options.sync_format in (None, FLOAT32)
     plain = options.rhythm is None or options.rhythm.is_synchronous
-    if not (asked and plain and options.parallel in (DATA, AUTO)) or made.problem.rhythm.is_rounds:
+    is_open = options.parallel == DATA or (
+        options.parallel == AUTO and DATA not in forms_left_out(options, made.problem)
+    )
+    if not (asked and plain and is_open) or made.problem.rhythm.is_rounds:
         return made
     rings = with_ring_costs(costs, costs.links)
     if rings is None or len(costs.devices) < 2:
