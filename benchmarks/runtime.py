@@ -5,7 +5,6 @@ Prints one JSON line a case. Needs root (network namespaces, cgroups, sshd) but 
     make bench-runtime                               # everything, half an hour or more
     make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published,
                                                      # data, data-prediction (both also: --case gpt)
-    make bench-runtime ARGS="--only coverage"        # hours; goes on with its record; also: --kind idle
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from runs.coverage import KINDS, RECORD, coverage
 from runs.data import CASES as DATA_CASES
 from runs.data import data
 from runs.data_prediction import CASES as PREDICTION_CASES
@@ -38,17 +35,14 @@ SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
 def main() -> None:
     """Runs the sections asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    sections = [*SECTIONS, "data", "data-prediction", "coverage"]
+    sections = [*SECTIONS, "data", "data-prediction"]
     parser.add_argument("--only", action="append", choices=sections, help="this section (may be repeated)")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="of coverage: this kind of machine")
-    parser.add_argument("--record", type=Path, default=RECORD, help="of coverage: cases not to run again")
     cases = [*DATA_CASES, *PREDICTION_CASES]
     parser.add_argument("--case", action="append", choices=cases, help="of data and data-prediction")
     given = parser.parse_args()
     measured = SECTIONS | {
         "data": lambda: data(given.case or DATA_CASES),
         "data-prediction": lambda: data_prediction(given.case or tuple(PREDICTION_CASES)),
-        "coverage": lambda: coverage(given.record, given.kind or tuple(KINDS)),
     }
     for name, section in measured.items():
         if name in (given.only or SECTIONS):

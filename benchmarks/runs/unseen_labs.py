@@ -19,12 +19,20 @@ from typing import Any
 
 from tests.lab import fault_injection
 
-from runs.coverage import BURSTS
 from runs.labs import Bench, lab, local_nodes
 
 STEPS, MOST_STEPS, LEAST_S = 12, 200, 8.0
 """Steps of a run: so many at least, more where they are short."""
-ROUNDS_SEED = 11
+BURSTS = """import os, random, sys, threading, time
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+print('busy', flush=True)
+draw = random.Random(int(sys.argv[1]))
+while True:
+    end = time.monotonic() + draw.uniform(0.05, 1.0)
+    while time.monotonic() < end: pass
+    time.sleep(draw.uniform(0.05, 1.0))
+"""
+"""Works half of the time, for a random part of a second each, until its stdin is closed."""
 FORMS: dict[str, tuple[object, ...]] = {
     "pipeline": ("--parallel", "pipeline"),
     "data": ("--parallel", "data"),
@@ -257,7 +265,10 @@ LABS: dict[str, UnseenLab] = {
         ("pipeline", "data", "hybrid", "delayed"),
     ),
     "periods of 10 ms": UnseenLab(
-        _nodes((0.65, 0.35, 0.2, 0.12), (90, 90, 40, 40)), SKIPS, (384, 12), ("pipeline", "data", "hybrid")
+        _nodes((0.65, 0.35, 0.2, 0.12), (90, 90, 40, 40)),
+        SKIPS,
+        (384, 12),
+        ("pipeline", "data", "hybrid", "delayed"),
     ),
     "local sums": UnseenLab(_local(3), sums=(24, "ring,trees")),
     "layers that sleep": UnseenLab(
@@ -316,13 +327,13 @@ LABS: dict[str, UnseenLab] = {
         _nodes((0.7, 0.5), (300, 300)),
         CONVOLUTIONAL.replace("LOADS", "__import__('time').sleep(0.03)"),
         (32, 8),
-        ("data", "pipeline", "hybrid"),
+        ("data", "pipeline", "hybrid", "delayed"),
     ),
     "throttled after a minute": UnseenLab(
         _nodes((0.8, 0.5), (300, 300)),
         "gpt:layers=4,hidden=128,heads=4,context=64",
         (24, 6),
-        ("data", "pipeline", "hybrid"),
+        ("data", "pipeline", "hybrid", "delayed"),
         disturb=_throttle,
     ),
 }
