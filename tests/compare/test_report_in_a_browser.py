@@ -34,6 +34,9 @@ CONTRAST = """(() => {
 """Text with less contrast to its ground than WCAG 2 (level AA) asks for."""
 OUTSIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, svg')
   && e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.tagName + '.' + e.className)"""
+CELLS = """[...document.querySelectorAll('table:not(.heat) td')].filter(e => !e.getClientRects().length
+  || e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.textContent)"""
+"""Cells of tables that nobody sees without scrolling sideways."""
 SMALL = """Math.min(...[...document.querySelectorAll('p, li, td, th, dt, dd, small, text')]
   .filter(e => e.getClientRects().length).map(e => parseFloat(getComputedStyle(e).fontSize)))"""
 EMPTY = """[...document.querySelectorAll('section')]
@@ -72,6 +75,7 @@ def test_wide_and_narrow_light_and_dark(three, reports: ModuleType, tmp_path: Pa
             assert chromium.requests() == [path.resolve().as_uri()], at
             assert chromium.value("document.documentElement.scrollWidth") <= width, at
             assert chromium.value(OUTSIDE) == [], at
+            assert chromium.value(CELLS) == [], at
             assert chromium.value(EMPTY) == [], at
             assert chromium.value(SMALL) >= SMALLEST_PX, at
             assert chromium.value(CONTRAST) == [], at

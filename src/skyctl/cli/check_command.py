@@ -17,11 +17,10 @@ from skyctl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from skyctl.check.check_report import CheckReport, NodeReport
-    from skyctl.remote.base import ConnectOptions
+    from collections.abc import Sequence
 
-LISTED_NODES = 8
-"""In clusters of at most so many nodes every check is listed; in larger ones only problems (``-v``: all)."""
+    from skyctl.check.check_report import CheckReport, NodeReport, Tick
+    from skyctl.remote.base import ConnectOptions
 
 _MARKS = {"ok": "✓", "failed": "✗", "warning": "!", "skipped": "·"}
 _PLAIN_MARKS = {"ok": "+", "failed": "x", "warning": "!", "skipped": "-"}
@@ -92,10 +91,16 @@ def _compare(
 
 
 def _show(out: Output, report: CheckReport) -> None:
-    """A list of checks per node, then the pairs, then how many problems there are."""
-    full = out.verbose or (len(report.nodes) <= LISTED_NODES and not out.quiet)
+    """Which nodes are well, what is wrong with the others, the pairs, and how many problems there are."""
+    well = [node for node in report.nodes if not _shown_ticks(node, full=out.verbose)]
+    if well and not out.quiet:
+        _mark(
+            out, "ok", f"{format_count(len(well), 'node')}: {', '.join(node.node for node in well)}", indent=0
+        )
+        names = dict.fromkeys(tick.name for node in well for tick in node.ticks if tick.status == "ok")
+        _mark(out, "ok", f"each: {', '.join(names)}", indent=2)
     for node in report.nodes:
-        _show_node(out, node, full)
+        _show_node(out, node, _shown_ticks(node, full=out.verbose))
     broken = [pair for pair in report.pairs if pair.error is not None]
     if report.pairs and not broken and not out.quiet:
         slowest = max(report.pairs, key=lambda pair: pair.connect_s or 0.0)
@@ -110,22 +115,25 @@ def _show(out: Output, report: CheckReport) -> None:
     if not report.ok:
         out.line(format_count(report.problems, "problem") + (f", {warnings}" if warnings else ""))
     elif not out.quiet:
-        out.line(
-            f"all well: {format_count(len(report.nodes), 'node')}" + (f"; {warnings}" if warnings else "")
-        )
+        found = f"all well: {format_count(len(report.nodes), 'node')}" + (f"; {warnings}" if warnings else "")
+        out.line(found if out.verbose else f"{found} (-v lists every check)")
 
 
-def _show_node(out: Output, node: NodeReport, full: bool) -> None:
-    """A node's checks: all, or only problems and warnings."""
-    # What could not be checked because of a problem above it would only repeat the problem.
-    wanted = ("failed", "warning", "ok") if full else ("failed", "warning")
-    shown = [tick for tick in node.ticks if out.verbose or tick.status in wanted]
-    if not shown and out.quiet:
+def _shown_ticks(node: NodeReport, *, full: bool) -> list[Tick]:
+    """A node's checks: all, or only problems and warnings.
+
+    Those that a problem has left out would only repeat it.
+    """
+    return [tick for tick in node.ticks if full or tick.status in ("failed", "warning")]
+
+
+def _show_node(out: Output, node: NodeReport, ticks: Sequence[Tick]) -> None:
+    """A node and these of its checks; nothing without any."""
+    if not ticks:
         return
-    worst = "failed" if not node.ok else "ok"
     via = f"  {node.address}" if node.address else ""
-    _mark(out, worst, f"{node.node}{via}", indent=0)
-    for tick in shown:
+    _mark(out, "ok" if node.ok else "failed", f"{node.node}{via}", indent=0)
+    for tick in ticks:
         _mark(out, tick.status, f"{tick.name:<9} {tick.found or ''}".rstrip(), indent=2)
         if tick.hint:
             out.line(f"      next: {tick.hint}")

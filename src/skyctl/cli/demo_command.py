@@ -36,7 +36,7 @@ def demo(
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Probe, plan and run even, one machine alone, heuristic and optimal on three unequal emulated machines.
+    """Compare even, one machine alone, the best pipeline and the best data plan on three emulated machines.
 
     They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
     box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.
@@ -85,10 +85,9 @@ def demo(
         report = build_report(
             measured, profile, cluster=job.cluster, workload=WORKLOAD, reproduction=reproduction
         )
-    folder = show_comparison(out, report, output, workload=WORKLOAD)
     program = "skyctl" if shutil.which("skyctl") else shlex.quote(sys.argv[0])
-    out.line(f"Next, on your own machines: {program} init HOST…, then check, probe and compare --measure")
-    out.line(f"All of it as one page: open {folder / 'report.html'}", style="bold")
+    hint = f"next, on your own machines: {program} init HOST…, then check, probe and compare --measure"
+    show_comparison(out, report, output, workload=WORKLOAD, hint=hint)
 
 
 def make_demo_job() -> ComparisonJob:

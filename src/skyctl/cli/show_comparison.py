@@ -39,12 +39,17 @@ PATH_FLAGS = {"-c", "--data"}
 """Options of which only the file's own name is shown."""
 
 
-def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, *, workload: str) -> Path:
+def show_comparison(
+    out: Output, report: ComparisonReport, folder: Path | None, *, workload: str, hint: str = ""
+) -> Path:
     """Prints the tables; writes plans, pictures, ``report.html`` and ``comparison.json`` to a folder.
+
+    The conclusion is the last line.
 
     Args:
         folder: None: a new one in the state folder.
         workload: as typed.
+        hint: a line before the conclusion.
 
     Returns:
         The folder.
@@ -87,11 +92,13 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
         out.line(_sync_sentence(outcomes), wrap=True)
     for sweep in report.sweeps:
         _show_sweep(out, sweep)
-    out.line(verdict, style="bold")
     for outcome in outcomes:
         if outcome.measurement is not None and outcome.measurement.trace is not None:
             out.note(f"{outcome.strategy} trace: {outcome.measurement.trace}")
-    out.line(f"report: {files['report']} (plots, plans and comparison.json beside it)")
+    out.line(f"report: {files['report']} (plots, plans and comparison.json are next to it)")
+    if hint:
+        out.line(hint)
+    out.line(verdict, style="bold")
     out.json(document)
     return place
 

@@ -43,7 +43,7 @@ class Comparison(FileRecord):
     """
 
     kind: Literal["skyctl/comparison"] = "skyctl/comparison"
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     cluster: str | None = None
     workload: str | None = None
     rows: Seq[ComparisonRow]

@@ -9,6 +9,7 @@ from skyctl.compare.number_format import format_ratio, format_ratio_interval, fo
 from skyctl.compare.outcome import (
     ALONE,
     BASELINE,
+    OPTIMAL,
     PROVED_GAP,
     ROWS_BESIDE,
     SYNCHRONOUS,
@@ -28,6 +29,8 @@ from skyctl.records.base import Name, Record, Seq
 
 LEAST_REPORTED_GAIN = 0.005
 """Below this part a plan is not called faster where it is not known how sure that is."""
+PLAN_NAMES = {"pipeline": "pipeline", "data": "data plan", "hybrid": "hybrid"}
+"""What a plan is called by how it shares the work out."""
 MEASUREMENT_NOISE = 0.02
 """Measured steps that differ by less are taken for equal."""
 
@@ -211,6 +214,10 @@ def describe_conclusion(
     # the plan without the rhythm, or where that is the best one, the last strategy's, which has the rhythm
     counterpart = compared[-1] if best.strategy == SYNCHRONOUS else rows.get(SYNCHRONOUS)
     others = dict.fromkeys([BASELINE, ALONE, *([counterpart.strategy] if counterpart is not None else [])])
+    searched = rows.get(OPTIMAL)
+    if searched is not None and searched.parallel not in (None, best.parallel):
+        others[OPTIMAL] = None
+        names[OPTIMAL] = f"the best {PLAN_NAMES[searched.parallel]}"
     gains = [gain for gain in map(conclusion.over, others) if gain is not None]
     faster = [gain for gain in gains if gain.faster]
     end = _describe_rhythm(conclusion, counterpart)

@@ -19,7 +19,7 @@ from skyctl.records.cluster import split_device_id
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Objective, Problem
+from skyctl.records.problem import Objective, Parallel, Problem
 from skyctl.workload.recipe import microbatch_sizes
 
 BASELINE = "even"
@@ -30,6 +30,10 @@ SYNCHRONOUS = "synchronous"
 """The row of the best plan without the rhythm that the others have; owners average after every step there."""
 ROWS_BESIDE = ("pipeline", "data", "hybrid", SYNCHRONOUS)
 """What rows are called that stand beside the strategies': the best plan of another form or rhythm."""
+OPTIMAL = "optimal"
+"""The strategy of the exact search."""
+SEARCHED = ("heuristic", OPTIMAL)
+"""Strategies whose name does not say how their plan shares the work out."""
 PROVED_GAP = 1e-9
 """A plan this close to its bound, value / bound − 1, is at the bound: what is left is rounding."""
 
@@ -81,6 +85,7 @@ class ComparisonRow(Record):
     step; more than 1 for rounds. All seconds of the row and its shares are divided by it.
     ``mean_measured_s``: the measured step on average, where a row of the comparison has a parameter server;
     then ``predicted_s`` is on average, too, and speed-ups and errors are of these, not of the median.
+    ``parallel``: how the plan shares the work out, where the comparison's plans differ in that.
     """
 
     strategy: Name
@@ -105,6 +110,7 @@ class ComparisonRow(Record):
     measured_sync_s: Seconds | None = None
     steps_per_iteration: Positive = 1.0
     mean_measured_s: Seconds | None = None
+    parallel: Parallel | None = None
 
     @property
     def device_label(self) -> str:
@@ -113,9 +119,11 @@ class ComparisonRow(Record):
 
     @property
     def label(self) -> str:
-        """The strategy; with ``alone`` the device that it has found, too."""
-        named = self.strategy == ALONE and self.shares
-        return f"{self.strategy} ({self.device_label})" if named else self.strategy
+        """The strategy, and what its name does not say: the device of ``alone``, the parallelism found."""
+        more = self.device_label if self.strategy == ALONE else None
+        if self.strategy in SEARCHED:
+            more = self.parallel
+        return f"{self.strategy} ({more})" if more else self.strategy
 
     @property
     def within_interval(self) -> bool | None:
@@ -162,6 +170,8 @@ def summarize_outcomes(outcomes: Sequence[StrategyOutcome]) -> list[ComparisonRo
     bounds = _bounds(outcomes)
     uneven = uneven_steps(outcome.plan for outcome in outcomes)
     rows = [_row(outcome, bounds, uneven) for outcome in outcomes]
+    if len({row.parallel for row in rows if row.planned and row.strategy != ALONE}) < 2:
+        rows = [row.model_copy(update={"parallel": None}) for row in rows]
     base = next((row for row in rows if row.strategy == BASELINE), None)
     if base is None:
         return rows
@@ -232,6 +242,7 @@ def _row(
         measured_sync_s=_ratio(measurement.sync_s if measurement else None, steps),
         steps_per_iteration=steps,
         mean_measured_s=mean_s,
+        parallel=plan.problem.parallel,
     )
 
 

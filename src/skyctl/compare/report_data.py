@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skyctl.compare.charts.chart import ChartGroup, MatrixChart
-from skyctl.compare.conclusion import Conclusion
+from skyctl.compare.conclusion import PLAN_NAMES, Conclusion
 from skyctl.compare.outcome import ComparisonRow, StrategyOutcome
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.compare.sync_summary import SyncRow
@@ -114,6 +114,15 @@ class ComparisonReport:
     def measured(self) -> list[ComparisonRow]:
         """The rows of strategies that were run for real."""
         return [row for row in self.rows if row.measured is not None]
+
+    @property
+    def bounded_name(self) -> str:
+        """What a bound speaks of: all plans, or those that share the work out as the row's own does."""
+        kinds = {row.parallel for row in self.planned if row.bound_s is not None}
+        if len(kinds) > 1:
+            return "plan of its kind"
+        kind = next(iter(kinds), None)
+        return "plan" if kind is None else PLAN_NAMES[kind]
 
     @property
     def traced(self) -> bool:

@@ -49,6 +49,7 @@ def render_report(report: ComparisonReport) -> str:
         report=report,
         verdict=describe_conclusion(report.conclusion, report.rows),
         heading=describe_conclusion(report.conclusion, report.rows, capitalized=True),
+        about_rows=_about_rows(report),
         tiles=_tiles(report),
         failures=[_failure(row) for row in report.rows if row.error],
         step_chart=step_time_chart(report),
@@ -74,6 +75,20 @@ def render_report(report: ComparisonReport) -> str:
         certificates=[describe_certificate(report, row) for row in report.planned],
         sweeps=[_sweep(sweep) for sweep in report.sweeps],
     )
+
+
+def _about_rows(report: ComparisonReport) -> str:
+    """How the plans share the work out."""
+    kinds = {report.plan(row.strategy).problem.parallel for row in report.planned}
+    if kinds <= {"pipeline"}:
+        return "Each strategy gives every machine a range of the model's layers."
+    if kinds == {"data"}:
+        return "Every machine holds the whole model, and takes a share of each step's samples."
+    pipelines = "In a pipeline, every machine holds a range of the model's layers."
+    data = "In a data plan, every machine holds the whole model, and takes a share of each step's samples."
+    hybrid = "In a hybrid, several pipelines each take such a share."
+    parts = {"pipeline": pipelines, "data": data, "hybrid": hybrid}
+    return " ".join(text for kind, text in parts.items() if kind in kinds)
 
 
 class _Failure(NamedTuple):
@@ -118,7 +133,7 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     if best.gap is None:
         gap, notes = UNKNOWN, ["no bound is known"]
     elif best.proved:
-        gap, notes = "0 %", ["proved, of predicted steps"]
+        gap, notes = "0 %", [f"no {report.bounded_name} is predicted faster (proved)"]
     else:
         gap, notes = (
             format_percent(best.gap, sign=False),

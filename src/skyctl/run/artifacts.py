@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.task_events import read_as_json
-from skyctl.checkpoint.safetensors import merge, read_header
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.timeline_charts import plot_trace
 from skyctl.errors import ProtocolError, RecordError, SkyctlError
@@ -28,6 +27,8 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
         ProtocolError: what a node has sent are not its rank's layers' weights.
         SkyctlError: a part did not come, or can't be written.
     """
+    from skyctl.checkpoint.safetensors import merge, read_header  # torch: too large for who only watches
+
     parts: list[Path] = []
     try:
         for rank, result in sorted(ranks.results().items()):
@@ -59,6 +60,8 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
 
 def _check_weights(path: Path, spec: RankSpec) -> None:
     """Raises ProtocolError where a file has not the weights of just this rank's layers."""
+    from skyctl.checkpoint.safetensors import read_header
+
     layers = spec.layers
     try:
         header = read_header(path)

@@ -46,7 +46,8 @@ def step_time_chart(report: ComparisonReport) -> LaneChart:
     if report.measured:
         legend.append(LegendEntry("swatch", "measured", "measured: median, with p10 to p90"))
     if bounded:
-        legend.append(LegendEntry("upright", "bound", "the bound: no plan is predicted faster (proved)"))
+        text = f"the bound: no {report.bounded_name} is predicted faster (proved)"
+        legend.append(LegendEntry("upright", "bound", text))
     return LaneChart(
         "One training step",
         seconds_axis(_longest_s(report), "a step"),
@@ -313,12 +314,12 @@ def bound_chart(report: ComparisonReport) -> LaneChart | None:
         summary=()
         if len({row.bound_s for row in bounded}) > 1
         else (
-            TextPart("no plan can take less than "),
+            TextPart(f"no {report.bounded_name} can take less than "),
             TextPart(format_seconds(bounded[0].bound_s), "strong"),
             TextPart("" if by_step else " a microbatch"),
         ),
         legend=(
-            LegendEntry("swatch", "d-optimal", "what no plan can do without (the bound)"),
+            LegendEntry("swatch", "d-optimal", f"what no {report.bounded_name} can do without (the bound)"),
             LegendEntry("swatch", "hatched", "what this plan takes more"),
         ),
         lane_height=28,
