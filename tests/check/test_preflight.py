@@ -87,11 +87,17 @@ def test_command(tmp_path: Path) -> None:
     )
     done = run_in(tmp_path, "check")
     assert done.returncode == 4
-    assert "✓ a  127.0.0.1\n" in done.stdout
+    assert "✓ 1 node: a\n" in done.stdout
     assert "  ✗ address   node 'b' has no interface 'nope0'" in done.stdout
     assert "      next: correct `interface` of node 'b' in cluster.yaml" in done.stdout
     assert done.stdout.endswith("1 problem\n")
     assert "Traceback" not in done.stderr
+
+    well = run_in(tmp_path, "check", "--limit", "a")
+    assert well.returncode == 0, well.stderr
+    assert len(well.stdout.splitlines()) <= 5
+    assert "all well: 1 node (-v lists every check)" in well.stdout
+    assert "✓ a  127.0.0.1\n" in run_in(tmp_path, "check", "--limit", "a", "-v").stdout
 
     done = run_in(tmp_path, "check", "--limit", "a", "--json", "-q")
     assert done.returncode == 0, done.stderr

@@ -177,7 +177,7 @@ def test_several_pipelines_are_shown_one_after_the_other(capsys: pytest.CaptureF
         "sync: 2 groups of layers: layers 0:2 (200 B) a star at n0, 0.08 Mbit/s; layers 2:4 (200 B)" in text
     )
     assert "400 B of gradients as float32 are summed 40.0 ms after the last backward" in text
-    assert "busy longest: n0/cpu:0, 9.00 s of a step (90.0 %)" in text
+    assert "busy longest: n0/cpu:0, 9.00 s of a step (90.0%)" in text
     assert "step: 10.0000 s predicted (8 microbatches, 2 pipelines, 1f1b)" in text
 
 

@@ -102,14 +102,14 @@ def test_where_nothing_was_off_nothing_is_printed(capsys: pytest.CaptureFixture[
 def test_the_end_of_a_run_says_whether_its_interval_held(capsys: pytest.CaptureFixture[str]) -> None:
     done = run()
     for interval, words in (
-        (None, "step: 1.60 s (p10–p90 1.60–1.60); predicted 1.00 s, 37.5 % too short\n"),
+        (None, "step: 1.60 s (p10–p90 1.60–1.60); predicted 1.00 s, 37.5% too short\n"),
         (
             Interval(low_s=0.9, high_s=1.7),
-            "predicted 1.00 s (0.90–1.70), 37.5 % too short, within the interval\n",
+            "predicted 1.00 s (0.90–1.70), 37.5% too short, within the interval\n",
         ),
         (
             Interval(low_s=0.9, high_s=1.2),
-            "predicted 1.00 s (0.90–1.20), 37.5 % too short, outside the interval\n",
+            "predicted 1.00 s (0.90–1.20), 37.5% too short, outside the interval\n",
         ),
     ):
         show_measurement(Output(), done.model_copy(update={"predicted_interval": interval}))

@@ -25,7 +25,7 @@ def test_plain_has_a_line_a_strategy(three) -> None:
         "1.60 s 1.52–1.68",
         "1.67×",
         "proved",
-        "6.2 % too short",
+        "6.2% too short",
         "2.700",
         "tower 0–8 · laptop 8–12",
     ):
@@ -41,7 +41,7 @@ def test_table_fits_80_columns(three) -> None:
     lines = _lines(comparison_table(summarize_outcomes(three)), 80)
     assert all(len(line.rstrip()) <= 80 for line in lines)
     text = "\n".join(lines)
-    for part in ("even", "heuristic", "optimal", "1.60 s", "1.52–1.68", "1.56×", "+66.7 %", "2.700"):
+    for part in ("even", "heuristic", "optimal", "1.60 s", "1.52–1.68", "1.56×", "+66.7%", "2.700"):
         assert part in text, part
     assert "…" not in text
 
@@ -126,15 +126,15 @@ def test_intervals_and_whether_they_held(outcome) -> None:
     rows = summarize_outcomes(_unsure(outcome))
     assert [row.within_interval for row in rows] == [True, False, None]
     lines = comparison_lines(rows)
-    assert "predicted step (80 %)" in lines[0]
+    assert "predicted step (80%)" in lines[0]
     assert "2.50 s (2.30–2.90)" in lines[1]
     assert "as measured (within)" in lines[1]
     assert lines[2].startswith("alone (tower)")
-    assert "16.7 % too short (outside)" in lines[2]
+    assert "16.7% too short (outside)" in lines[2]
     table = _lines(comparison_table(rows, "alone"), 80)
     text = "\n".join(table)
     assert all(len(line.rstrip()) <= 80 for line in table)
-    for part in ("(2.30–2.90)", "within", "outside", "alone", "(tower)", "(1.20–1.40)", "2.700", "+272.6 %"):
+    for part in ("(2.30–2.90)", "within", "outside", "alone", "(tower)", "(1.20–1.40)", "2.700", "+272.6%"):
         assert part in text, part
     assert "…" not in text
 

@@ -25,8 +25,8 @@ from skyctl.records.interval import Interval
         (None, "–"),
         (0.0, "as measured"),
         (-4e-4, "as measured"),
-        (2.1, "210.0 % too long"),
-        (-0.1, "10.0 % too short"),
+        (2.1, "210.0% too long"),
+        (-0.1, "10.0% too short"),
     ],
 )
 def test_prediction_errors_say_their_direction(error: float | None, text: str) -> None:
@@ -76,14 +76,14 @@ def test_an_estimate_without_an_interval_is_a_time() -> None:
 def test_ratios_percents_and_gaps() -> None:
     assert (format_ratio(1.789), format_ratio(None)) == ("1.79×", "–")
     assert (format_percent(-0.0241), format_percent(0.5), format_percent(-1e-9)) == (
-        "−2.4 %",
-        "+50.0 %",
-        "+0.0 %",
+        "−2.4%",
+        "+50.0%",
+        "+0.0%",
     )
     assert (format_gap(0.0), format_gap(1e-12), format_gap(0.02), format_gap(None)) == (
         "proved",
         "proved",
-        "+2.0 %",
+        "+2.0%",
         "–",
     )
 

@@ -118,7 +118,7 @@ def test_intervals_are_told_and_drawn(outcome, reports: ModuleType) -> None:
         "tower alone is best: 1.25× as fast as even, measured (predicted 1.67×)",
         "predicted 2.50 s (2.30–2.90)",
         "1 of 2 within their interval",
-        "25.0 % too short, outside",
+        "25.0% too short, outside",
         "alone (tower)",
         "as fast as even",
         "predicted, with its 80% interval",

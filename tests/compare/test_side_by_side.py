@@ -142,7 +142,7 @@ def test_the_report_has_its_shares_and_its_sum(outcome, reports: ModuleType) -> 
     for text in ("5 of 8 microbatches · 12 samples", "summing gradients", "2 pipelines",
                  "no choice of the devices, of their shares", "who takes how many samples",
                  "sync: a star at a; ", "summed 200 ms after the last backward; 250 ms measured",
-                 "optimal: the routes of its gradients", "100 % at a"):  # fmt: skip
+                 "optimal: the routes of its gradients", "100% at a"):  # fmt: skip
         assert text in words, text
 
 

@@ -72,7 +72,7 @@ def test_the_bound_of_all_forms_needs_one_of_each_that_may_fit() -> None:
     words = describe_forms(plan)
     assert "several pipelines: does not fit: too large" in words
     assert any(text.startswith("no plan of any form can be faster than 900 ms, with these") for text in words)
-    assert words[-1].endswith("this one takes 11.1 % longer")
+    assert words[-1].endswith("this one takes 11.1% longer")
     plan = choose_among([*bounded, replace(small, fits=True)])
     assert plan is not None
     assert least_bound_s(plan.forms) is None

@@ -21,7 +21,7 @@ STRATEGY_TEXTS = {
 }
 ROUNDS_TEXT = "of the fastest two, three, … devices those whose round is shortest, with level shares"
 OWNERS_TEXT = "all owners, each with its machine, or the pipeline of its machines that the strategy finds"
-FORMS_TEXT = "the simplest of the best pipeline, data and hybrid plans that is within 1 % of the fastest"
+FORMS_TEXT = "the simplest of the best pipeline, data and hybrid plans that is within 1% of the fastest"
 
 
 class CertificateText(NamedTuple):

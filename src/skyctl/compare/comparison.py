@@ -97,7 +97,7 @@ def comparison_lines(compared: Sequence[ComparisonRow]) -> list[str]:
 
 def _headings(compared: Sequence[ComparisonRow]) -> list[tuple[str, ...]]:
     """The columns' headings, each in one or two lines."""
-    step = "step (80 %)" if any(row.predicted_interval for row in compared) else "step"
+    step = "step (80%)" if any(row.predicted_interval for row in compared) else "step"
     headings: list[tuple[str, ...]] = [("predicted", step), ("over", "even"), ("above", "bound")]
     if any(row.measured for row in compared):
         headings += [("measured", "step"), ("over", "even"), ("prediction",), ("loss",)]

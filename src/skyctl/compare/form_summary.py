@@ -84,7 +84,7 @@ def _bound(plan: Plan, bound_s: float) -> str:
     gap = plan.predicted.iteration_s / bound_s - 1
     if gap <= PROVED_GAP:
         return "no plan of any form is faster, with these schedules and microbatches (proved)"
-    above = "less than 0.1 %" if gap < LEAST_SHOWN else format_percent(gap, sign=False)
+    above = "less than 0.1%" if gap < LEAST_SHOWN else format_percent(gap, sign=False)
     return (
         f"no plan of any form can be faster than {format_seconds(bound_s)}, with these schedules and "
         f"microbatches; this one takes {above} longer"

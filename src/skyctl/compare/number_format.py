@@ -73,21 +73,21 @@ def format_ratio_interval(low: float, high: float) -> str:
 
 
 def format_percent(value: float | None, *, sign: bool = True) -> str:
-    """A share as per cent, with its sign: ``+2.4 %``."""
+    """A share as per cent, with its sign: ``+2.4%``."""
     if value is None:
         return UNKNOWN
     rounded = round(100 * value, 1) + 0.0  # + 0.0: no minus before a zero
     minus = "−" if rounded < 0 else "+" if sign else ""
-    return f"{minus}{abs(rounded):.1f} %"
+    return f"{minus}{abs(rounded):.1f}%"
 
 
 def format_prediction_error(value: float | None) -> str:
-    """How far predicted seconds are from the measured ones, and to which side: ``12.3 % too short``."""
+    """How far predicted seconds are from the measured ones, and to which side: ``12.3% too short``."""
     return " ".join(prediction_error_parts(value))
 
 
 def prediction_error_parts(value: float | None) -> list[str]:
-    """The same as one line or two: ``12.3 %``, ``too short``."""
+    """The same as one line or two: ``12.3%``, ``too short``."""
     if value is None:
         return [UNKNOWN]
     if round(100 * value, 1) == 0:
@@ -101,7 +101,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_gap(value: float | None) -> str:
-    """``proved`` where nothing can be better, else how far it is above the bound: ``+18.6 %``."""
+    """``proved`` where nothing can be better, else how far it is above the bound: ``+18.6%``."""
     if value is None:
         return UNKNOWN
     return "proved" if value <= 1e-9 else format_percent(value)

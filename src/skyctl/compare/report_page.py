@@ -133,7 +133,7 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     if best.gap is None:
         gap, notes = UNKNOWN, ["no bound is known"]
     elif best.proved:
-        gap, notes = "0 %", [f"no {report.bounded_name} is predicted faster (proved)"]
+        gap, notes = "0%", [f"no {report.bounded_name} is predicted faster (proved)"]
     else:
         gap, notes = (
             format_percent(best.gap, sign=False),
@@ -192,7 +192,7 @@ def _sample_table(row: ComparisonRow) -> _Table:
 def _steps_table(report: ComparisonReport) -> _Table:
     measured = bool(report.measured)
     known = any(row.predicted_interval for row in report.rows)
-    heads = ["", "predicted (80 %)" if known else "predicted", "over even", "above bound"]
+    heads = ["", "predicted (80%)" if known else "predicted", "over even", "above bound"]
     heads += ["measured", "p10 – p90", "over even", "prediction", "loss"] if measured else []
     rows = []
     for row in report.rows:

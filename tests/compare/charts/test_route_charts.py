@@ -52,7 +52,7 @@ def test_the_links_have_their_rates_and_each_route_its_trees() -> None:
     assert {text.text for text in links.texts} >= {"n0", "n1", "n2", "n3"}
     assert len(panels) == len(routes) > 1
     for number, (route, panel) in enumerate(zip(routes, panels, strict=True)):
-        assert panel.title == f"{100 * route.share:.3g} % at {route.root.partition('/')[0]}"
+        assert panel.title == f"{100 * route.share:.3g}% at {route.root.partition('/')[0]}"
         arrows = [line for line in panel.lines if line.arrow]
         assert {line.look for line in arrows} == {f"route{number}"}
         assert [line.dashed for line in arrows] == [False] * len(route.up) + [True] * len(route.down)
@@ -93,7 +93,7 @@ def test_sites_are_apart_and_have_one_figure_between_them() -> None:
     places = [(node.x, node.y) for node in links.nodes]
     assert max(dist(a, b) for a, b in pairwise(places[:3])) < min(dist(places[0], x) for x in places[3:])
     assert group.notes == (
-        "Not drawn: one more route, 16.7 % of the bytes; none has a larger share than those drawn.",
+        "Not drawn: one more route, 16.7% of the bytes; none has a larger share than those drawn.",
         "Shared by several links, Mbit/s: uplink 20.",
     )
 
@@ -102,7 +102,7 @@ def test_of_many_the_largest_are_drawn_and_the_rest_is_said(tmp_path: Path) -> N
     problem = data_problem(speeds=(1.0,) * 40, rate=1e6, microbatches=40)
     group = map_routes(plan(problem, "even"))
     assert len(charts(group)) == 1 + MAX_ROUTES
-    assert group.notes[0].startswith("Not drawn: 35 more routes, 87.5 % of the bytes")
+    assert group.notes[0].startswith("Not drawn: 35 more routes, 87.5% of the bytes")
     assert "only roots are named" in group.notes[-1]
     assert [text.text for text in charts(group)[1].texts] == ["n0"]
     assert write_svg(tmp_path / "many.svg", group).stat().st_size > 0

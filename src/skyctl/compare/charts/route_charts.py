@@ -335,7 +335,7 @@ def _trimmed(a: Point, b: Point, before: float, after: float) -> tuple[Point, Po
 
 
 def _share(part: float) -> str:
-    return f"{100 * part:.3g} %"
+    return f"{100 * part:.3g}%"
 
 
 def _rate(bytes_per_s: float) -> str:
