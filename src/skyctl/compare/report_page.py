@@ -139,8 +139,6 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
             format_percent(best.gap, sign=False),
             ["at most", "by the proved bound of predicted steps"],
         )
-    if errors and best.gap is not None:
-        notes.append("how far those are off stands beside")
     return [*tiles, ("how far from the best", gap, notes)]
 
 
