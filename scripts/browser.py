@@ -71,14 +71,16 @@ class Browser:
         line, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(line))
 
-    def show(self, path: Path, width: int, *, dark: bool, height: int = 900, scale: float = 1.0) -> None:
-        """Opens a file at that width, in the light or in the dark, and waits until it is there."""
+    def show(
+        self, page: Path | str, width: int, *, dark: bool, height: int = 900, scale: float = 1.0
+    ) -> None:
+        """Opens a file or an address at that width, in the light or in the dark, and waits for it."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
                  mobile=False)  # fmt: skip
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.ask("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
-        self.ask("Page.navigate", url=path.resolve().as_uri())
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         deadline = time.monotonic() + PATIENCE_S
         while not any(method == "Page.loadEventFired" for method, _ in self.events):
             told = self._next(deadline, "Page.navigate")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.helpers.bare_records import NO_PARTS, OF_REPLICA
+from tests.helpers.browser_pages import browser_driver
 
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.records.interval import Interval
@@ -168,3 +171,14 @@ def traces() -> ModuleType:
 def reports() -> ModuleType:
     """The module ``reports.py`` in this folder."""
     return _load("reports")
+
+
+@pytest.fixture
+def chromium() -> Iterator[Any]:
+    found = browser_driver()
+    if found.find() is None:
+        if os.environ.get("SKYCTL_REQUIRE_LAB") == "1":
+            pytest.fail("there is no chromium, and here the report must be looked at")
+        pytest.skip("there is no chromium on PATH")
+    with found.browser() as browser:
+        yield browser

@@ -32,6 +32,7 @@ from skyctl.cli import (
     setup_command,
     stop_command,
     verify_command,
+    watch_command,
 )
 from skyctl.cli.examples import format_examples
 from skyctl.cli.mistyped_words import ScriptCommand, SkyctlCommand, SkyctlGroup
@@ -60,6 +61,7 @@ COMMANDS = {
     "ps": ps_command.ps,
     "logs": logs_command.logs,
     "attach": attach_command.attach,
+    "watch": watch_command.watch,
     "stop": stop_command.stop,
     "compare": compare_command.compare,
     "bench-sync": bench_sync_command.bench_sync,

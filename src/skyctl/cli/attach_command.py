@@ -12,7 +12,7 @@ from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import Terminated, command, is_interactive
 from skyctl.cli.options import RunArgument, YesOption
 from skyctl.cli.progress_display import ProgressDisplay
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
     from skyctl.run.callbacks import RunCallbacks
@@ -60,7 +60,7 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
                     return _take_over(out, lock, yes=yes)
                 lock.release()
         observed = inspect_run(name)
-    return _show_ended(out, observed)
+    return show_ended(out, observed)
 
 
 def _watch(out: Output, run: InspectedRun, *, yes: bool) -> int | None:
@@ -109,18 +109,15 @@ def _take_over(out: Output, lock: RunLock, *, yes: bool) -> int:
     return 0
 
 
-def _show_ended(out: Output, run: InspectedRun) -> int:
-    """Shows how a run has ended. Raises RunError where it failed."""
+def show_ended(out: Output, run: InspectedRun) -> int:
+    """Shows how a run has ended, and returns the exit code. Raises RunError where it failed."""
     from skyctl.cli.run_display import show_run, show_script
     from skyctl.files import read_record, read_text
     from skyctl.records.measurement import Measurement
-    from skyctl.supervision.run_status import counted_unit
+    from skyctl.supervision.run_status import counted_unit, refuse_failed
 
     name, state = run.paths.run_id, run.state
-    if state.status == "failed":
-        raise RunError(
-            f"run {name} failed: {state.detail or 'it does not say why'}", log=str(run.paths.folder)
-        )
+    refuse_failed(run)
     if state.is_script and run.paths.outcome.is_file():
         show_script(out, json.loads(read_text(run.paths.outcome)))
         return 0
@@ -170,7 +167,7 @@ class RunView:
             self._show_newest_step(progress)
             while True:
                 try:
-                    outcome = self._until_over(callbacks)
+                    outcome = self.follow(callbacks)
                 except Terminated:
                     raise
                 except KeyboardInterrupt:
@@ -194,29 +191,27 @@ class RunView:
                 f"· {line['iteration_s']:.3f} s"
             )
 
-    def _until_over(self, callbacks: RunCallbacks) -> ViewOutcome:
-        """Shows what is new until the run ends or has no supervisor any more."""
+    def follow(self, callbacks: RunCallbacks) -> Literal["ended", "alone"]:
+        """Shows what is new until the run ends or has no supervisor any more (``alone``)."""
         from skyctl.supervision.run_logs import read_state
         from skyctl.supervision.run_status import inspect_run
 
         looked_at = time.monotonic()
         while True:
             self._state = read_state(self._run.paths)
-            self._show(callbacks)
+            self.show_new(callbacks)
             if time.monotonic() - looked_at >= SUPERVISOR_CHECK_INTERVAL_S:
                 looked_at = time.monotonic()
                 now = inspect_run(self._run.paths.run_id)
                 if now.supervisor_state == "gone":
-                    self._show(callbacks)
+                    self.show_new(callbacks)
                     return "ended" if now.ended else "alone"
             time.sleep(POLL_S)
 
-    def _show(self, callbacks: RunCallbacks) -> None:
+    def show_new(self, callbacks: RunCallbacks) -> None:
         """Shows what was appended to the run's logs and metrics since the last call."""
         from skyctl.cli.run_display import format_log_line
-        from skyctl.run.callbacks import StepProgress
-        from skyctl.run.event_sink import read_validation
-        from skyctl.supervision.run_logs import parse_supervisor_line, remaining_s
+        from skyctl.supervision.run_logs import parse_supervisor_line, read_step
 
         self._logs.update(self._state)
         show = {"phase": callbacks.phase, "warning": callbacks.warn, "error": callbacks.warn}
@@ -226,20 +221,7 @@ class RunView:
             show_line = self._out.line if self._state.is_script else self._out.note
             show_line(format_log_line(line))
         for metrics in self._metrics.lines():
-            callbacks.step(
-                StepProgress(
-                    step=int(metrics["step"]),
-                    steps=self._state.steps or 0,
-                    loss=float(metrics["loss"]),
-                    iteration_s=float(metrics["iteration_s"]),
-                    samples_per_s=float(metrics["samples_per_s"]),
-                    left_s=remaining_s(metrics, self._state),
-                    learning_rate=metrics.get("learning_rate"),
-                    grad_norm=metrics.get("grad_norm"),
-                    validation=read_validation(metrics),
-                    unit=self._unit,
-                )
-            )
+            callbacks.step(read_step(metrics, self._state, self._unit))
 
     def _ask_to_stop(self, callbacks: RunCallbacks, *, checkpoint: bool) -> None:
         """Leaves a request to stop for the run's supervisor."""

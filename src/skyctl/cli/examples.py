@@ -61,6 +61,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl attach",
         "skyctl attach ab12",
     ),
+    "watch": (
+        "skyctl watch",
+        "skyctl watch ab12 --port 8080 --no-open",
+    ),
     "stop": (
         "skyctl stop",
         "skyctl stop ab12 --now",

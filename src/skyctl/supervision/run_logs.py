@@ -19,7 +19,8 @@ from skyctl.files import RunPaths, read_record
 from skyctl.records.base import timestamp
 from skyctl.records.cluster import split_device_id
 from skyctl.records.run_state import RunState
-from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.event_sink import read_validation
 from skyctl.run.log_limits import LOG_LIMIT_BYTES
 
 READ_BYTES = 1 << 20
@@ -191,6 +192,26 @@ def read_state(paths: RunPaths) -> RunState:
 def remaining_s(line: dict[str, Any], state: RunState) -> float:
     """Seconds that the steps after that line's take at its pace."""
     return float(line["iteration_s"]) * max(0, (state.steps or 0) - int(line["step"]) - 1)
+
+
+def read_step(line: dict[str, Any], state: RunState, unit: str) -> StepProgress:
+    """A step as a line of ``metrics.jsonl`` has it.
+
+    Args:
+        unit: what people call a step of the run (``Rhythm.unit``).
+    """
+    return StepProgress(
+        step=int(line["step"]),
+        steps=state.steps or 0,
+        loss=float(line["loss"]),
+        iteration_s=float(line["iteration_s"]),
+        samples_per_s=float(line["samples_per_s"]),
+        left_s=remaining_s(line, state),
+        learning_rate=line.get("learning_rate"),
+        grad_norm=line.get("grad_norm"),
+        validation=read_validation(line),
+        unit=unit,
+    )
 
 
 def _start_of_last(path: Path, lines: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from skyctl.agent.message_fields import Index
-from skyctl.errors import InputError, ProtocolError, SkyctlError, UndecidedError
+from skyctl.errors import InputError, ProtocolError, RunError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
 from skyctl.records.clock import age_s
 from skyctl.records.plan import Plan
@@ -217,6 +217,13 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
     finally:
         close_sessions(s for s in opened.values() if not isinstance(s, SkyctlError))
     return tuple(looks[name] for name in ids)
+
+
+def refuse_failed(run: InspectedRun) -> None:
+    """Raises RunError where a run has failed, which says why."""
+    if run.state.status == "failed":
+        why = run.state.detail or "it does not say why"
+        raise RunError(f"run {run.paths.run_id} failed: {why}", log=str(run.paths.folder))
 
 
 def refuse_other_machine(run: InspectedRun) -> None:
