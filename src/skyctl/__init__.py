@@ -1,7 +1,7 @@
 """skyctl: train one model over unequal machines.
 
-``from skyctl import Problem, Plan, plan, predict, verify``. Loaded lazily: importing this package imports
-no pydantic, no torch and no solver, because nodes import it too.
+``from skyctl import Problem, Plan, plan, predict, verify, launch, attach``. Loaded lazily: importing this
+package imports no pydantic, no torch and no solver, because nodes import it too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyctl.errors import InfeasibleError, SkyctlError
+    from skyctl.library import Run, attach, launch
     from skyctl.planner.api import Verdict, plan, predict, verify
     from skyctl.records.plan import Plan, Prediction
     from skyctl.records.problem import Problem
@@ -21,8 +22,11 @@ __all__ = [
     "Plan",
     "Prediction",
     "Problem",
+    "Run",
     "SkyctlError",
     "Verdict",
+    "attach",
+    "launch",
     "plan",
     "predict",
     "replicas",
@@ -40,6 +44,9 @@ _HOME = {
     "verify": "skyctl.planner.api",
     "Verdict": "skyctl.planner.api",
     "replicas": "skyctl.worker.replicas",
+    "Run": "skyctl.library",
+    "attach": "skyctl.library",
+    "launch": "skyctl.library",
 }
 
 

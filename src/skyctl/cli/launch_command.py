@@ -56,21 +56,29 @@ def launch(
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
+    launch_run(out, plan, options)
+
+
+def launch_run(out: Output, source: str | None, options: LaunchOptions) -> str | None:
+    """Trains until the run has ended, or is left to the background.
+
+    Args:
+        source: a plan's file or a workload; beside ``--resume`` None, or a plan's file.
+
+    Returns:
+        The run's id; None for a dry run.
+    """
     check_output(options.output)
     options.placement_backend(None, encrypt=options.encrypt)  # a mistyped one needs no cluster to be told
     if options.resume is not None:
         from skyctl.cli.resume_run import resume_run
 
-        resume_run(out, options.resume, plan, options)
-    elif plan is None:
+        return resume_run(out, options.resume, source, options)
+    if source is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
-    else:
-        is_plan = plan.endswith(".json") and ".py," not in plan  # a script may have an argument that ends so
-        _check_source(plan, is_plan=is_plan)
-        if is_plan:
-            _launch_plan(out, Path(plan), options)
-        else:
-            _launch_workload(out, plan, options)
+    is_plan = source.endswith(".json") and ".py," not in source  # a script may have an argument that ends so
+    _check_source(source, is_plan=is_plan)
+    return _launch_plan(out, Path(source), options) if is_plan else _launch_workload(out, source, options)
 
 
 def _check_source(text: str, *, is_plan: bool) -> None:
@@ -95,7 +103,7 @@ def _check_source(text: str, *, is_plan: bool) -> None:
     )
 
 
-def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
+def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     """Trains what a plan file was made for, as it says."""
     from skyctl.control.backend_choice import check_backend_of_plan, with_asked_backend
     from skyctl.files import read_record
@@ -138,14 +146,15 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         load = partial(_load_summable, load)
     if options.dry_run:
         _show_ranks(out, plan, target, _load(out, load)[0], options)
-        return
+        return None
     if options.encrypt and not plan.encrypted:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
     if sync := describe_sync(plan):
         out.line(sync, wrap=True)
     out.line(certainty_lines(plan)[0])
     show_backend(out, [plan])
-    _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options, init, backend)
+    nodes = used_nodes(plan, target.cluster)
+    return _train(out, target, nodes, load, lambda *_: plan, options, init, backend)
 
 
 def _refuse_settled(path: Path, options: LaunchOptions) -> None:
@@ -166,7 +175,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
             )
 
 
-def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
+def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | None:
     """Probes (what earlier probes found and still holds is reused), plans, and trains."""
     from skyctl.run.round_spec import refuse_trace
 
@@ -201,7 +210,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
             f"{'step' if rhythm is None else rhythm.unit}s"
         )
         out.json({"ranks": None})
-        return
+        return None
 
     named = None if backend in (None, "auto") else cast("Backend", backend)
 
@@ -243,7 +252,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         show_link_dtypes(out, plan)
         return plan
 
-    _train(out, target, target.cluster.nodes, load, make_plan, options, init, named)
+    return _train(out, target, target.cluster.nodes, load, make_plan, options, init, named)
 
 
 def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
@@ -271,7 +280,7 @@ def _train(
     options: LaunchOptions,
     init: InitialWeights | None,
     backend: Backend | None,
-) -> None:
+) -> str:
     """Loads the workload, connects, begins a run, and supervises it until it ends or is detached from.
 
     What local nodes are forked from imports torch while it is imported here.
@@ -279,6 +288,9 @@ def _train(
     Args:
         init: the weights that it begins with; None: random ones, or the folder's.
         backend: what is to carry tensors whatever the plan says; None: what it says.
+
+    Returns:
+        The run's id.
     """
     from skyctl.cli.run_display import show_outcome, supervise_on_terminal
     from skyctl.control.node_sessions import connect_nodes, require_all
@@ -324,6 +336,7 @@ def _train(
                 detach=options.detach,
             )
     show_outcome(out, run.run_id, measured)
+    return run.run_id
 
 
 def _show_ranks(

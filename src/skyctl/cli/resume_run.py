@@ -22,11 +22,14 @@ RECIPE_NAMES = tuple(option.name for option in fields(RecipeOptions) if option.n
 """What a recipe takes beside the learning rate, which is the workload's."""
 
 
-def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOptions) -> None:
+def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOptions) -> str | None:
     """Goes on with a run that has ended, from its newest checkpoint.
 
     Args:
         plan: the file of a plan to go on with, for the same workload; None: the run's own.
+
+    Returns:
+        The run's id; None for a dry run.
     """
     from skyctl.cli.run_display import show_outcome, supervise_on_terminal
     from skyctl.control.node_sessions import connect_nodes, require_all
@@ -61,7 +64,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
         out.json(
             {"run_id": known.paths.run_id, "from_step": resumption.done, "steps": resumption.options.steps}
         )
-        return
+        return None
     with (
         acquire_run_lock(known.paths, attached=True) as lock,
         out.progress("launch") as progress,
@@ -82,6 +85,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
                 out, progress, run, lambda: played, yes=options.yes, detach=options.detach
             )
     show_outcome(out, run.run_id, measured)
+    return run.run_id
 
 
 def _read_plan(run_id: str, plan: str | None) -> Plan | None:
