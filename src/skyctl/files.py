@@ -228,6 +228,7 @@ class RunPaths:
         ├── outcome.json        of a script: how its ranks have ended
         ├── metrics.jsonl       a line a step, written as it happens
         ├── tensorboard/        the same for TensorBoard, where it is installed
+        ├── wandb/              with --wandb: what its library keeps
         ├── weights.safetensors the trained weights
         ├── weights-00000060.safetensors  those of a checkpoint that another run began with (--init-from)
         ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing

@@ -70,6 +70,10 @@ def launch_run(out: Output, source: str | None, options: LaunchOptions) -> str |
     """
     check_output(options.output)
     options.placement_backend(None, encrypt=options.encrypt)  # a mistyped one needs no cluster to be told
+    if options.wandb is not None:
+        from skyctl.run.wandb_writer import require_wandb
+
+        require_wandb(options.wandb)
     if options.resume is not None:
         from skyctl.cli.resume_run import resume_run
 

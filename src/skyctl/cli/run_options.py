@@ -208,6 +208,15 @@ class SupervisionOptions:
         bool, typer.Option("--detach", help="Leave the run to the background once it trains, and return.")
     ] = False
     hold: HoldOption = 43_200.0
+    wandb: Annotated[
+        str | None,
+        typer.Option(
+            "--wandb",
+            metavar="PROJECT",
+            help="Send each step's figures to this project of Weights & Biases (pip install wandb), or "
+            "ENTITY/PROJECT.",
+        ),
+    ] = None
     output: OutputOption = None
     yes: YesOption = False
     dry_run: DryRunOption = False
@@ -265,6 +274,7 @@ class LaunchOptions(
             replicas=self.replicas,
             keep_here=self.keep_here,
             max_restarts=self.max_restarts,
+            wandb=self.wandb,
         )
 
     def backend_of_run(self, plan: Plan, cluster: Cluster) -> Backend | None:
@@ -286,5 +296,5 @@ class LaunchOptions(
         """How a run is played, by name in ``RunOptions``: what was given beside ``--resume``."""
         names = [option.name for option in fields(FaultToleranceOptions)]
         defaults = LaunchOptions()
-        given = {name: getattr(self, name) for name in (*names, "trace", "ignore_changes")}
+        given = {name: getattr(self, name) for name in (*names, "trace", "ignore_changes", "wandb")}
         return {name: value for name, value in given.items() if value != getattr(defaults, name)}

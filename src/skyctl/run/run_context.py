@@ -53,6 +53,7 @@ class RunOptions:
         replicas: other nodes with a copy of each checkpoint; None: two, or all there are.
         keep_here: copy checkpoints to this machine, too.
         max_restarts: attempts after a fault, counted anew after each checkpoint.
+        wandb: the project of Weights & Biases that each step's figures go to, too; None: to none.
     """
 
     steps: int = 10
@@ -67,6 +68,7 @@ class RunOptions:
     replicas: int | None = None
     keep_here: bool = False
     max_restarts: int = 3
+    wandb: str | None = None
 
     @property
     def writes_checkpoints(self) -> bool:

@@ -21,6 +21,7 @@ from skyctl.run.callbacks import StepProgress
 from skyctl.run.event_sink import TensorBoardWriter, metrics_line
 from skyctl.run.log_limits import LogLimits
 from skyctl.run.rank_spec import rank_of_task
+from skyctl.run.wandb_writer import WandbWriter, wandb_project
 from skyctl.supervision.commit_log import CommitLog
 
 FLUSH_INTERVAL_S = 0.5
@@ -80,6 +81,8 @@ class RunJournal:
         self._failure: SkyctlError | None = None
         self._log = CommitLog(paths.folder, self._acknowledge)
         self._tensorboard = None if state.is_script else TensorBoardWriter(paths, note)
+        self._wandb: WandbWriter | None = None
+        self._note = note
         self._limits = LogLimits(note)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._flush_regularly, name="run journal", daemon=True)
@@ -209,6 +212,10 @@ class RunJournal:
         line = metrics_line(progress)
         if self._tensorboard is not None:
             self._tensorboard.step(line)
+        if self._wandb is None and (project := wandb_project(self.state)) is not None:
+            self._wandb = WandbWriter(project, self.state, self.paths.folder, self._note)
+        if self._wandb is not None:
+            self._wandb.step(line)
         self._log.take("", None, name, f"{json_line(line)}\n".encode(), notes)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -248,6 +255,8 @@ class RunJournal:
             self._thread.join()
         if self._tensorboard is not None:
             self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.close()
         self.flush()
         if self._dirty:
             self.write_state()
