@@ -14,6 +14,7 @@ from skyctl.errors import InputError
 from skyctl.records.run_state import RunState
 from skyctl.run import wandb_writer
 from skyctl.run.wandb_writer import WandbWriter, require_wandb, wandb_project
+from skyctl.supervision import background_supervisor
 
 STATE = RunState(
     run_id="20261121-040405-cccc", created="c", written="w", workload="gpt:layers=2", cluster="here", steps=20
@@ -32,6 +33,7 @@ class StandIn(ModuleType):
         self.gate = threading.Event()
         self.gate.set()
         self.offline = False
+        self.run: object = None
         self.url = "https://wandb.example/run"
         self.Settings = type("Settings", (dict,), {"model_fields": {"silent": None, "console": None}})
 
@@ -133,6 +135,9 @@ def test_who_is_not_logged_in_or_names_no_project_is_refused(wandb: StandIn) -> 
     wandb.mode = "offline"
     require_wandb("project")
     wandb.mode = "online"
+    wandb.run = object()
+    require_wandb("project")
+    wandb.run = None
     wandb.login = lambda: True  # type: ignore[assignment]
     with pytest.raises(InputError, match="too old"):
         require_wandb("project")
@@ -142,3 +147,12 @@ def test_a_run_keeps_the_project_in_its_state() -> None:
     assert wandb_project(STATE) is None
     for options, project in (({"wandb": "p"}, "p"), ({"wandb": None}, None), ({}, None), (3, None)):
         assert wandb_project(STATE.model_copy(update={"order": {"options": options}})) == project
+
+
+def test_a_process_in_the_background_has_a_service_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of the process that starts it ends with that."""
+    monkeypatch.setenv(wandb_writer.WANDB_SERVICE, "3-1-unix-/tmp/socket")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    env = background_supervisor._environment()
+    assert wandb_writer.WANDB_SERVICE not in env
+    assert env["WANDB_MODE"] == "offline"

@@ -22,12 +22,15 @@ from skyctl.records.run_state import RunState
 
 CLOSE_S = 30.0
 """How long the run's end waits until all figures are there."""
+WANDB_SERVICE = "WANDB_SERVICE"
+"""The variable in which the library leaves its service's address for processes that it starts itself."""
 OWN_SETTINGS = {
     "console": "off",
     "silent": True,
     "disable_code": True,
     "disable_git": True,
     "save_code": False,
+    "reinit": "create_new",
     "x_disable_machine_info": True,
     "x_disable_meta": True,
     "x_disable_stats": True,
@@ -47,7 +50,8 @@ def require_wandb(project: str) -> None:
     wandb = _import()
     try:
         stays_here = wandb.setup().settings.mode in ("offline", "disabled")
-        known = stays_here or wandb.login(prompt=False)
+        # Beside a run of the caller's own, in a notebook, login() has no effect and says no.
+        known = stays_here or wandb.run is not None or wandb.login(prompt=False)
     except TypeError:
         raise InputError("the installed wandb is too old", hint="pip install --upgrade wandb") from None
     except Exception as exc:

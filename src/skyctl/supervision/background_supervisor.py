@@ -23,6 +23,7 @@ from skyctl.errors import InputError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.wandb_writer import WANDB_SERVICE
 from skyctl.supervision.run_handle import OnDetach, RunHandle
 from skyctl.supervision.run_lock import RunLock, acquire_run_lock
 from skyctl.supervision.run_logs import FileTail, log_supervisor, parse_supervisor_line
@@ -207,7 +208,7 @@ def start_background(paths: RunPaths) -> int:
                 stdout=fd,
                 stderr=fd,
                 cwd="/",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())},
+                env=_environment(),
                 start_new_session=True,
             )
         finally:
@@ -229,6 +230,13 @@ def start_background(paths: RunPaths) -> int:
             raise _handover_error(paths, "; ".join(words) or f"it ended with status {child.returncode}")
         time.sleep(LOOK_S)
     raise _handover_error(paths, f"it has not taken the run over within {TAKE_OVER_WAIT_S:.0f} s")
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without the address of the W&B service that ends with it."""
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())}
+    own.pop(WANDB_SERVICE, None)
+    return own
 
 
 def _python_path() -> list[str]:

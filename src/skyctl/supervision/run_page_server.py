@@ -10,12 +10,14 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -31,7 +33,7 @@ MAX_CONNECTIONS = 64
 PLAIN, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
 
 
-class RunPageServer(ThreadingHTTPServer):
+class RunPageServer(ThreadingMixIn, TCPServer):
     """The server; ``serving`` runs it.
 
     ``url``: the page's address, token included. ``end_served``: set once the page of a run that has ended
@@ -102,7 +104,9 @@ class RunPageServer(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: the other end went away, and asks again if it wants to."""
+        """Says nothing where the other end went away: it asks again if it wants to."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
