@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from skyctl.errors import InputError
+from skyctl.files import RunPaths
 from skyctl.records.run_state import RunState
 from skyctl.run import wandb_writer
+from skyctl.run.callbacks import StepProgress
 from skyctl.run.wandb_writer import WandbWriter, require_wandb, wandb_project
 from skyctl.supervision import background_supervisor
+from skyctl.supervision.run_journal import RunJournal
 
 STATE = RunState(
     run_id="20261121-040405-cccc", created="c", written="w", workload="gpt:layers=2", cluster="here", steps=20
@@ -156,3 +160,20 @@ def test_a_process_in_the_background_has_a_service_of_its_own(monkeypatch: pytes
     env = background_supervisor._environment()
     assert wandb_writer.WANDB_SERVICE not in env
     assert env["WANDB_MODE"] == "offline"
+
+
+def test_a_supervised_run_sends_what_it_writes_down_where_it_was_asked_to(wandb: StandIn) -> None:
+    for project in (None, "project"):
+        paths = RunPaths.new()
+        state = STATE.model_copy(update={"run_id": paths.run_id, "order": {"options": {"wandb": project}}})
+        journal = RunJournal.create(paths, state, lambda _note: None)
+        try:
+            journal.step(
+                StepProgress(step=0, steps=20, loss=2.0, iteration_s=0.5, samples_per_s=8.0, left_s=None)
+            )
+        finally:
+            journal.close()
+        line = {"step": 0, "loss": 2.0, "iteration_s": 0.5, "samples_per_s": 8.0}
+        assert json.loads(paths.metrics.read_text()) == line
+        assert wandb.logged == ([] if project is None else [line])
+    assert wandb.begun["id"] == paths.run_id

@@ -81,7 +81,10 @@ def _serve(out: Output, server: RunPageServer, name: str) -> InspectedRun:
 
 
 def _open_browser(url: str) -> None:
-    """Opens the page in a window. Not where there is no screen: a browser in the terminal would fill it."""
+    """Opens the page in a window. Not where there is no screen: a browser in the terminal would fill it.
+
+    The address is on the browser's command line, which other users of the machine may see for a moment.
+    """
     import webbrowser
 
     if any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")):
