@@ -145,7 +145,7 @@ def _device_lane(device: DeviceTimes) -> ChartLane:
         ("waiting for other devices", "hatched", device.idle_s),
     ):
         part = 100 * seconds / device.step_s
-        said.append(f"{words} {part:.0f} % ({format_seconds(seconds)})")
+        said.append(f"{words} {part:.0f}% ({format_seconds(seconds)})")
         if part > 0:
             marks.append(ChartBar(at, part, 5, 18, look, f"{device.device}: {said[-1]}"))
         at += part
@@ -153,12 +153,12 @@ def _device_lane(device: DeviceTimes) -> ChartLane:
     if device.predicted_share is not None:
         share = 100 * min(1.0, max(0.0, device.predicted_share))
         marks.append(VerticalLine(share, 1, 27, "end"))
-        details = (f"predicted {share:.0f} %",)
+        details = (f"predicted {share:.0f}%",)
     return ChartLane(
         device.device,
         tuple(marks),
         f"{device.device}: {', '.join(said)}",
-        value=f"{100 * device.compute_s / device.step_s:.0f} %",
+        value=f"{100 * device.compute_s / device.step_s:.0f}%",
         remark=" computing",
         details=details,
     )
