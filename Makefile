@@ -72,6 +72,7 @@ check: $(STAMP)
 	MYPY_NUM_WORKERS=2 $(BIN)/python scripts/check_node_python.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs_links.py
+	$(BIN)/python scripts/check_docs_style.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs: $(STAMP)
