@@ -73,6 +73,7 @@ ELSEWHERE = {
         "tests/workload/hf/test_hub_launch.py",
         '"--data", "story.txt"',
     ),
+    "skyctl watch": ("tests/cli/test_watch_command.py", '"skyctl", "watch"'),
     "skyctl setup train.py": ("tests/setup/test_setup.py", '"setup"'),
     "skyctl clean --dry-run": ("tests/cli/test_clean_command.py", '"--dry-run"'),
     "skyctl probe hf:models/qwen,context=256": ("tests/workload/hf/test_hub_launch.py", '"launch"'),
