@@ -30,18 +30,18 @@ _SHORT = re.compile(r"(?<![\w-])-[a-zA-Z](?![\w-])")
 
 
 def help_pages(room: Room) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Options and commands of every command, as its help has them."""
+    """Options and commands of every command, as its help has all of them."""
     top = page(room)
     yield "skyctl", top
     for name in top["commands"]:
-        found = page(room, name)
+        found = page(room, name, flag="--help" if name in GROUPS else "--help-all")
         yield name, found
-        for inner in found["commands"] if name in GROUPS else ():
-            yield f"{name} {inner}", page(room, name, inner)
+        for inner in found["commands"]:
+            yield f"{name} {inner}", page(room, name, inner, flag="--help-all")
 
 
-def page(room: Room, *words: str) -> dict[str, Any]:
-    done = room.run(*words, "--help")
+def page(room: Room, *words: str, flag: str = "--help") -> dict[str, Any]:
+    done = room.run(*words, flag)
     options: set[str] = set()
     commands = []
     part = ""
@@ -50,7 +50,7 @@ def page(room: Room, *words: str) -> dict[str, Any]:
             part = heading[1]
         bare = _BORDER.sub("", line)
         names = re.match(r"\*?\s*((-{1,2}[\w-]+[ ,]*)+)", bare)
-        if part == "Options" and names:
+        if part not in ("", "Arguments", "Commands") and names:
             options.update(_OPTION.findall(names[1]), _SHORT.findall(names[1]))
         elif part == "Commands" and (name := re.match(r"[│|] ([a-z][a-z-]*)\s{2,}", line)):
             commands.append(name[1])

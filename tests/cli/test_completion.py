@@ -57,6 +57,9 @@ def test_commands_and_options() -> None:
     assert complete("skyctl checkpoint e") == ["export"]
     assert complete("skyctl plan --strat") == ["--strategy"]
     assert complete("skyctl plan --strategy o") == ["optimal"]
+    assert complete("skyctl plan --help-") == ["--help-all"]
+    assert complete("skyctl config la") == ["launch", "lab"]
+    assert complete("skyctl config lab d") == ["down"]
 
 
 def test_nodes() -> None:
@@ -64,6 +67,13 @@ def test_nodes() -> None:
     assert complete("skyctl check --limit old") == ["oldbox", "old"]
     assert complete("skyctl check --limit tower,!o") == ["tower,!oldbox", "tower,!old"]
     assert complete("skyctl check -c other.yaml --limit e") == ["elsewhere"]
+
+
+def test_nodes_of_the_cluster_that_the_file_of_defaults_names() -> None:
+    Path("skyctl.toml").write_text('[defaults]\ncluster = "other.yaml"\n')
+    assert complete("skyctl check --limit e") == ["elsewhere"]
+    Path("skyctl.toml").write_text("nothing = [")
+    assert complete("skyctl check --limit t") == ["tower"]
 
 
 def test_a_broken_cluster_file_completes_to_nothing() -> None:

@@ -121,7 +121,7 @@ def parse(words: tuple[str, ...]) -> None:
     """Has skyctl's own parser take ``skyctl WORDS`` apart; nothing is done. Raises ValueError."""
     name, command, rest = command_of(words)
     known = {option for parameter in command.params for option in parameter.opts} | {"-h", "--help"}
-    if not name or (rest and rest[0] in ("-h", "--help")):
+    if not name or (rest and rest[0] in ("-h", "--help", "--help-all")):
         unknown = [word for word in rest if word.startswith("-") and word not in known]
         if unknown or not rest:
             raise ValueError(f"{unknown or 'nothing'} is no option of {name or 'skyctl'}")

@@ -19,6 +19,7 @@ from skyctl.cli import (
     checkpoint_command,
     clean_command,
     compare_command,
+    config_command,
     demo_command,
     init_command,
     join_command,
@@ -67,6 +68,7 @@ COMMANDS = {
     "bench-sync": bench_sync_command.bench_sync,
     "join": join_command.join,
     "clean": clean_command.clean,
+    "config": config_command.config,
     "demo": demo_command.demo,
     "bug-report": bug_report_command.bug_report,
 }

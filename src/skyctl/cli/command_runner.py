@@ -27,6 +27,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from skyctl.cli.command_output import Output, ReaderGoneError
+from skyctl.cli.help_panels import HelpAllOption
 from skyctl.cli.progress_display import strip_control
 from skyctl.errors import InputError, NodeError, SkyctlError
 
@@ -40,6 +41,10 @@ class OutputOptions:
     ] = False
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")] = False
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="More detail, and tracebacks.")] = False
+
+
+HELP_ALL = "help_all"
+"""The parameter of ``--help-all``, which no command looks at."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -73,6 +78,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> None:
+        del arguments[HELP_ALL]
         out = Output(**_pop_values(arguments, OutputOptions))
         for name, group in groups.items():
             arguments[name] = group(**_pop_values(arguments, group))
@@ -87,6 +93,9 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     parameters += _expand_group(OutputOptions)
+    parameters.append(
+        inspect.Parameter(HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAllOption)
+    )
     wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=parameters, return_annotation=None
     )
@@ -113,10 +122,14 @@ def _pop_values(arguments: dict[str, Any], group: type[Any]) -> dict[str, Any]:
     return {field.name: arguments.pop(field.name) for field in dataclasses.fields(group)}
 
 
-def is_given(context: typer.Context, parameter: str) -> bool:
-    """Whether a parameter was given on the command line (not by the environment or a default)."""
+def is_given(context: typer.Context, parameter: str, *, in_file: bool = False) -> bool:
+    """Whether a parameter was given on the command line (not by the environment or a default).
+
+    Args:
+        in_file: or in the file of defaults.
+    """
     source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
+    return source is not None and source.name in ("COMMANDLINE", *(["DEFAULT_MAP"] if in_file else []))
 
 
 def run_guarded(out: Output, work: Callable[[], int | None]) -> int:

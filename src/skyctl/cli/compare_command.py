@@ -12,6 +12,7 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command, is_given
 from skyctl.cli.form_trial import TrialOption
+from skyctl.cli.option_pairs import PAPER_PARAMETERS
 from skyctl.cli.option_values import STRATEGIES, parse_node_counts, parse_numbers, require_choice
 from skyctl.cli.options import (
     ClusterOptions,
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from skyctl.compare.sweeps import ComparisonSweep, NodesPoint
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.records.profile import Profile
-
-PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbose", "yes")
-"""Parameters of ``compare`` that go with --paper."""
-
 
 COMPARED_ROUNDS = ("--local-steps", "--prox-mu", "--outer-lr", "--outer-momentum", "--owners")
 """Options of rounds in which all make all of their local steps: then it is known how many samples count."""
@@ -363,7 +360,7 @@ def _compare_paper(out: Output, context: typer.Context, folder: Path | None, tim
     from skyctl.paper.paper_report import describe_paper, paper_tables, plot_paper
 
     with out.progress("paper") as progress:
-        limit_s = time_limit_s if is_given(context, "time_limit") else LIMIT_S
+        limit_s = time_limit_s if is_given(context, "time_limit", in_file=True) else LIMIT_S
         paper = run_experiment(limit_s=limit_s, on_progress=progress)
     for table in paper_tables(paper):
         out.table(table.head, table.rows, title=table.title)

@@ -103,6 +103,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl clean 'fast,!tower'",
         "skyctl clean --environments",
     ),
+    "config": (
+        "skyctl config",
+        "skyctl config launch",
+        "skyctl config checkpoint export --json",
+    ),
     "bug-report": (
         "skyctl bug-report",
         "skyctl bug-report ab12 -o report.zip",

@@ -15,7 +15,7 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import check_output, command
 from skyctl.cli.initial_weights import find_initial_weights
-from skyctl.cli.option_values import STRATEGIES, require_choice
+from skyctl.cli.option_values import STRATEGIES, is_plan_file, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
 from skyctl.errors import InputError, WorkloadError
@@ -80,7 +80,7 @@ def launch_run(out: Output, source: str | None, options: LaunchOptions) -> str |
         return resume_run(out, options.resume, source, options)
     if source is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
-    is_plan = source.endswith(".json") and ".py," not in source  # a script may have an argument that ends so
+    is_plan = is_plan_file(source)
     _check_source(source, is_plan=is_plan)
     return _launch_plan(out, Path(source), options) if is_plan else _launch_workload(out, source, options)
 

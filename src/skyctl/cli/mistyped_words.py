@@ -1,14 +1,17 @@
-"""What is meant by a word that skyctl has not: another tool's, another command's, or a slip of the hand.
+"""How a command takes the words typed after it, and what is meant by one that skyctl has not.
 
-Looked at before the words are parsed, so that the message is like all others and ``--json`` has its document.
+Another tool's word, another command's, or a slip of the hand is looked at before the words are parsed, so
+that the message is like all others and ``--json`` has its document. So are defaults out of a file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -16,6 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import report_error
+from skyctl.cli.command_tree import commands_within, options_by_flag
+from skyctl.cli.defaults_file import describe_defaults, take_defaults
+from skyctl.cli.help_panels import ALL_OPTIONS, in_panel_order, set_panel, usual_parameters
 from skyctl.cli.option_pairs import refuse_unused
 from skyctl.errors import InputError
 
@@ -51,17 +57,53 @@ SLIP = 0.8
 
 
 class SkyctlCommand(TyperCommand):
-    """A command that says what may be meant by an option that it has not; refuses what it would ignore."""
+    """A command that says what may be meant by an option that it has not; refuses what it would ignore.
+
+    Its options have defaults out of a file (``defaults_file``); its help has them in panels.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for parameter in self.params:
+            if parameter.param_type_name == "option":
+                set_panel(self.name, parameter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """As typer's, in its panel."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            set_panel(self.name, option)
+        return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer's, once all options are known and have their values, and if each of them is used."""
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
         words = list(args)
+        if ctx.resilient_parsing:
+            with contextlib.suppress(InputError):
+                take_defaults(ctx, words)
+            return super().parse_args(ctx, args)
         _guarded(words, lambda: _check_options(ctx, words))
+        _guarded(words, lambda: take_defaults(ctx, words))
         rest = super().parse_args(ctx, args)
         _guarded(words, lambda: refuse_unused(ctx))
         return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """As typer's, once it is said which options have their values from a file."""
+        if text := describe_defaults(ctx):
+            Output(quiet=ctx.params.get("quiet", False)).note(text)
+        return super().invoke(ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As typer's, with options in the order of their panels; rare ones are counted, or listed as well."""
+        shown = copy.copy(self)
+        shown.params = in_panel_order(self.params)
+        if not ctx.meta.get(ALL_OPTIONS):
+            shown.params = usual_parameters(shown.params)
+            if rare := len(self.params) - len(shown.params):
+                count = f"{rare} more options: {ctx.command_path} --help-all"
+                shown.epilog = "\n\n".join([count, *([self.epilog] if self.epilog else [])])
+        super(SkyctlCommand, shown).format_help(ctx, formatter)
 
 
 class ScriptCommand(SkyctlCommand):
@@ -78,6 +120,14 @@ class ScriptCommand(SkyctlCommand):
 
 class SkyctlGroup(TyperGroup):
     """A group that says what may be meant by a command that it has not."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """As typer's; a flag shows no type."""
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                parameter.metavar = ""
+        return parameters
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer's, once no option of a command stands before it."""
@@ -103,7 +153,7 @@ def _guarded(args: Sequence[str], check: Callable[[], None]) -> None:
 
 def _check_options(ctx: typer.Context, args: Sequence[str]) -> None:
     """Raises InputError for an option that there is not, or that has another option as its value."""
-    known = _options(ctx, ctx.command)
+    known = options_by_flag(ctx, ctx.command)
     words = iter(range(len(args)))
     for at in words:
         if args[at] == "--":
@@ -142,13 +192,13 @@ def _refuse_script_arguments(ctx: typer.Context, args: Sequence[str], at: int) -
 
 def _check_own_options(ctx: typer.Context, args: Sequence[str]) -> None:
     """Raises InputError for an option of a command that stands before that command."""
-    known, commands = _options(ctx, ctx.command), getattr(ctx.command, "commands", {})
+    known, commands = options_by_flag(ctx, ctx.command), getattr(ctx.command, "commands", {})
     first = args[0].partition("=")[0] if args else ""
     if not first.startswith("-") or first in known or first in ctx.help_option_names or first == "--":
         return
     at = next((at for at, word in enumerate(args) if word in commands), None)
     hint = f"{ctx.command_path} --help lists its commands"
-    if at is not None and first in _options(ctx, commands[args[at]]):
+    if at is not None and first in options_by_flag(ctx, commands[args[at]]):
         typed = [ctx.command_path, args[at], *args[:at], *args[at + 1 :]]
         hint = f"options stand after the command: {shlex.join(typed)}"
     raise InputError(f"{ctx.command_path} itself has no option {first}", hint=hint)
@@ -184,21 +234,21 @@ def _unknown_option(
         guess = f"; did you mean {meant!r}?"
     else:
         near = difflib.get_close_matches(name[2:], options, n=1)
-        everywhere = _commands(ctx.find_root().command)
-        others = [path for path, command in everywhere if meant in _options(ctx, command)]
+        everywhere = commands_within(ctx.find_root().command)
+        others = [path for path, command in everywhere if meant in options_by_flag(ctx, command)]
         if others:
             hint = f"{meant} is an option of {', '.join(others)}"
         elif near:
             guess = f"; did you mean '--{near[0]}'?"
     return InputError(
         f"{ctx.command_path} has no option {name}{guess}",
-        hint=hint or f"{ctx.command_path} --help lists them",
+        hint=hint or f"{ctx.command_path} --help-all lists them",
     )
 
 
 def _check_command(ctx: typer.Context, word: str) -> None:
     """Raises InputError for a command that there is not."""
-    commands = dict(_commands(ctx.command))
+    commands = dict(commands_within(ctx.command))
     if word.startswith("-") or word in getattr(ctx.command, "commands", {}):
         return
     meant = _meant_by(word, commands)
@@ -214,16 +264,3 @@ def _meant_by(word: str, commands: Mapping[str, Any]) -> list[str]:
     """The commands that a word stands for: in other tools, or within a group."""
     meant = [text for text in COMMANDS_MEANT.get(word, ()) if text.partition(" ")[0] in commands]
     return meant + [path for path in commands if path.endswith(f" {word}")]
-
-
-def _options(ctx: typer.Context, command: Any) -> dict[str, Any]:
-    """A command's options, by each of their names."""
-    options = [one for one in command.get_params(ctx) if one.param_type_name == "option"]
-    return {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
-
-
-def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """All commands within a group, as they are typed after it."""
-    for name, command in getattr(group, "commands", {}).items():
-        yield f"{before}{name}", command
-        yield from _commands(command, f"{before}{name} ")

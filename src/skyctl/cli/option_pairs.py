@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skyctl.cli.command_runner import is_given
+from skyctl.cli.option_values import is_plan_file
 from skyctl.errors import InputError
 
 
@@ -67,16 +68,66 @@ UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
 depends on more than names: their commands say so."""
 
 
+RESUMED = (
+    *("accept_new_host_keys", "timeout", "hold", "detach", "output", "yes", "dry_run"),
+    *("as_json", "quiet", "verbose"),
+)
+"""Parameters whose defaults count beside ``launch --resume``: the run has its own of all others."""
+PLANNED = (
+    *("strategy", "parallel", "sync_format", "uncompressed_steps", "sync", "sync_delay", "undelayed_steps"),
+    *("staleness", "helper", "pin_first", "pin_last", "microbatches", "schedule", "link_dtype", "trial"),
+    *("local_steps", "owners", "prox_mu", "outer_lr", "outer_momentum", "clients_per_round"),
+    *("drop_stragglers", "round_deadline", "batch_size", "seed", "dtype", "no_compare"),
+)
+"""Parameters whose defaults do not count beside ``launch PLAN.json``: a plan has settled them."""
+
+
+PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbose", "yes")
+"""Parameters of ``compare`` that go with --paper."""
+
+
+class _AllBut(frozenset[str]):
+    """All names but these."""
+
+    def __contains__(self, name: object) -> bool:
+        return not super().__contains__(name)
+
+
+def settled_parameters(command: str, typed: Mapping[str, Any]) -> Container[str]:
+    """The parameters of which a default in a file does not count beside what was typed.
+
+    Args:
+        command: as it is typed: ``checkpoint ls``.
+        typed: by parameter the text typed, or True for a flag; None: it was not typed.
+    """
+    given = {name for name, value in typed.items() if value is not None}
+    if command == "launch" and "resume" in given:
+        return _AllBut(RESUMED)
+    if command == "compare" and "paper" in given:
+        return _AllBut(PAPER_PARAMETERS)
+    settled: set[str] = set()
+    if command == "launch" and is_plan_file(str(typed.get("plan"))):
+        settled.update(PLANNED)
+    for rule in UNUSED.get(command, ()):
+        if rule.parameter in given and (rule.value is None or str(rule.value) == typed[rule.parameter]):
+            settled.update(rule.others)
+        elif given.intersection(rule.others):
+            settled.add(rule.parameter)
+    return settled
+
+
 def refuse_unused(context: Any) -> None:
-    """Raises InputError for the first option on the command line that would change nothing."""
+    """Raises InputError for the first option, typed or of the file of defaults, that would change nothing."""
     parameters = {one.name: one for one in context.command.params}
     for rule in UNUSED.get(context.command.name, ()):
         value = context.params.get(rule.parameter)
-        if not is_given(context, rule.parameter) or (rule.value is not None and value != rule.value):
+        if not is_given(context, rule.parameter, in_file=True) or (
+            rule.value is not None and value != rule.value
+        ):
             continue
         beside = f"{_flag(parameters[rule.parameter])}{'' if value is True else f' {value}'}"
         for other in rule.others:
-            if is_given(context, other):
+            if is_given(context, other, in_file=True):
                 flag = _flag(parameters[other])
                 raise InputError(
                     f"{flag} does not go with {beside}, {rule.because}", hint=f"leave {flag} out, or {beside}"

@@ -85,6 +85,11 @@ def _known_names(ctx: typer.Context, *, groups: bool) -> list[str]:
     return [node.name for node in cluster.nodes] + (sorted(cluster.groups) if groups else [])
 
 
+def is_plan_file(text: str) -> bool:
+    """Whether what is to be launched is a plan file; a script may have an argument that ends as one does."""
+    return text.endswith(".json") and ".py," not in text
+
+
 def suggest_similar(word: str, known: Collection[str]) -> str:
     """``; did you mean 'optimal'?``, or an empty string where nothing known is similar."""
     from difflib import get_close_matches

@@ -206,7 +206,7 @@ def anonymize_command(context: typer.Context) -> str:
     for parameter in context.command.params:
         name, flag = str(parameter.name), parameter.opts[0]
         value = context.params.get(name)
-        if value is None or not is_given(context, name):
+        if value is None or not is_given(context, name, in_file=True):
             continue
         if parameter.param_type_name == "argument":
             arguments.append(anonymize_workload(str(value)))

@@ -1,0 +1,126 @@
+"""``skyctl config``: which file of defaults is used, and where each option's value comes from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import command
+from skyctl.cli.command_tree import commands_within
+from skyctl.cli.defaults_file import OWN_FILE, PROJECT_FILE, DefaultsFile, file_in_use, is_settable, long_name
+from skyctl.cli.option_values import suggest_similar
+from skyctl.cli.options import ClusterOption
+from skyctl.errors import InputError
+
+
+@dataclass(frozen=True)
+class OptionSource:
+    """What an option's value is where nobody types it.
+
+    Attributes:
+        command: ``launch``, ``checkpoint ls``.
+        option: its long name: ``--steps``.
+        value: None: the command chooses.
+        source: the file, an environment variable, or skyctl itself.
+        place: the table in the file, or the variable; None: neither.
+    """
+
+    command: str
+    option: str
+    value: Any
+    source: Literal["file", "environment", "default"]
+    place: str | None
+
+
+def complete_command(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the name of a command."""
+    typed = list(ctx.params.get("words") or ())
+    names = (name.split() for name in _commands(ctx))
+    nexts = (name[len(typed)] for name in names if name[: len(typed)] == typed and len(name) > len(typed))
+    return list(dict.fromkeys(word for word in nexts if word.startswith(incomplete)))
+
+
+@command
+def config(
+    out: Output,
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COMMAND]",
+            help="All options of this one; else what the file says of any.",
+            autocompletion=complete_command,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    cluster: ClusterOption = None,
+) -> None:
+    """Show which file of defaults is used, and where each option's value comes from.
+
+    The file is skyctl.toml, or [tool.skyctl] of a pyproject.toml, next to the cluster file that -c or
+    SKYCTL_CLUSTER names, else in the current folder. Its table [launch] is for that command, [defaults] for
+    all: steps = 500 under [launch] is --steps 500 of `skyctl launch`. What is typed counts more.
+    """
+    del cluster  # it has chosen the file
+    found = file_in_use(context)
+    commands = _commands(context)
+    if words:
+        name = " ".join(words)
+        if name not in commands:
+            raise InputError(
+                f"there is no command {name!r}{suggest_similar(name, list(commands))}",
+                hint="skyctl --help lists them",
+            )
+        commands = {name: commands[name]}
+    rows = [
+        row
+        for name, one in commands.items()
+        for row in _sources(context, name, one, found)
+        if words or row.source == "file"
+    ]
+    if found is None:
+        out.line(f"no file of defaults: neither {OWN_FILE} nor [tool.skyctl] in {PROJECT_FILE}")
+    else:
+        out.line(f"defaults: {found.path}")
+    out.table(
+        ("command", "option", "value", "from"),
+        [(row.command, row.option, _format_value(row.value), _format_source(row)) for row in rows],
+        shorten="value",
+    )
+    out.json({"file": None if found is None else str(found.path), "values": [asdict(row) for row in rows]})
+
+
+def _commands(context: typer.Context) -> dict[str, Any]:
+    """The commands that have options of their own, as they are typed."""
+    application = context.find_root().command
+    return {name: one for name, one in commands_within(application) if not hasattr(one, "commands")}
+
+
+def _sources(context: typer.Context, name: str, one: Any, found: DefaultsFile | None) -> list[OptionSource]:
+    """By option of a command where its value comes from; environment over file over default."""
+    said = {} if found is None else found.commands.get(name, {})
+    rows = []
+    for option in filter(is_settable, one.params):
+        flag = long_name(option)
+        if (text := option.resolve_envvar_value(context)) is not None:
+            rows.append(OptionSource(name, flag, text, "environment", str(option.envvar)))
+        elif (default := said.get(option.name)) is not None:
+            rows.append(OptionSource(name, flag, default.parsed, "file", default.table))
+        else:
+            rows.append(OptionSource(name, flag, option.default, "default", None))
+    return rows
+
+
+def _format_value(value: Any) -> str | None:
+    """A value as the file would have it; None where the command chooses."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else None if value is None else str(value)
+
+
+def _format_source(row: OptionSource) -> str:
+    return row.source if row.place is None else f"[{row.place}]" if row.source == "file" else row.place
