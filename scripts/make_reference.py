@@ -83,7 +83,8 @@ def _page(name: str, command: Any, root: Any) -> str:
 
 
 def _row(option: Any) -> str:
-    names = ", ".join([*option.opts, *option.secondary_opts])
+    short_first = sorted(option.opts, key=len)  # those of help are in no order
+    names = ", ".join([*short_first, *option.secondary_opts])
     typed = f"{names} {option.metavar}" if option.metavar else names
     meaning = _prose(option.help or "")
     if option.envvar is not None:
