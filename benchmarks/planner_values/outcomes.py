@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from skyctl import Plan, Problem, SkyctlError, Verdict, plan, predict, verify
-from skyctl.control.plan_creation import plan_best
-from skyctl.control.plan_options import PlanOptions
 from skyctl.planner.prediction_interval import with_interval
+from skyctl.planning.plan_creation import plan_best
+from skyctl.planning.plan_options import PlanOptions
 from skyctl.records.base import parse
 from skyctl.records.plan import Prediction
 

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 from runs.labs import Bench, lab
 
-from skyctl.control.node_sessions import connect_nodes, require_all
 from skyctl.errors import SkyctlError
 from skyctl.inventory.cluster_file import read_cluster
+from skyctl.jobs.node_sessions import connect_nodes, require_all
 from skyctl.probe.device_probes import DeviceProbes
 from skyctl.probe.node.probe_order import ProbeOrder
 from skyctl.remote.base import ConnectOptions

@@ -11,8 +11,8 @@ import pytest
 from tests.run.test_rank_spec import CLUSTER, make_plan
 
 from skyctl.cli.run_options import LaunchOptions
-from skyctl.control.backend_choice import check_backend, check_backend_of_plan, with_asked_backend
 from skyctl.errors import InputError
+from skyctl.planning.backend_choice import check_backend, check_backend_of_plan, with_asked_backend
 from skyctl.records.backend import BackendChoice
 from skyctl.records.plan import Plan
 

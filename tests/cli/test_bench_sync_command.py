@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.control.profiles import device, profile
+from tests.learning.profiles import device, profile
 
 from skyctl.cli.option_values import parse_bytes, parse_sync_list
-from skyctl.control.sum_benchmark import plan_sums
 from skyctl.errors import InputError, NodeError
+from skyctl.jobs.sum_benchmark import plan_sums
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.profile import NodeFailure
 

@@ -12,13 +12,13 @@ from tests.planner.hybrid_plans import hybrid_plan
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_plan
-from skyctl.control.assignment import parse_assigned_shares
-from skyctl.control.plan_creation import plan_best
-from skyctl.control.plan_options import PlanOptions
-from skyctl.control.plan_pairs import unlinked_pairs
 from skyctl.errors import InputError
 from skyctl.planner.api import plan
 from skyctl.planner.trainer_export import export_plan
+from skyctl.planning.assignment import parse_assigned_shares
+from skyctl.planning.plan_creation import plan_best
+from skyctl.planning.plan_options import PlanOptions
+from skyctl.planning.plan_pairs import unlinked_pairs
 from skyctl.records.plan import WorkloadRef
 
 Run = Callable[..., tuple[int, str, str]]

@@ -77,8 +77,8 @@ def test_quick_names_every_node_that_failed(run: Run, monkeypatch: pytest.Monkey
     """Also one that the profile has no device of: the exit code says that something was wrong."""
     save_profile(empty())
     now = empty(failures=[NodeFailure(node="b", error="no torch", hint="install it")])
-    monkeypatch.setattr("skyctl.control.node_sessions.connect_nodes", lambda *_: nullcontext())
-    monkeypatch.setattr("skyctl.control.profile_recheck.recheck_profile", lambda *_: now)
+    monkeypatch.setattr("skyctl.jobs.node_sessions.connect_nodes", lambda *_: nullcontext())
+    monkeypatch.setattr("skyctl.jobs.profile_recheck.recheck_profile", lambda *_: now)
     code, out, err = run("--quick")
     assert code == 4
     assert "still holds where it could be checked" in out

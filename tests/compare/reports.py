@@ -11,7 +11,7 @@ from skyctl.compare.charts.chart import MatrixCell, MatrixChart
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.report_data import ComparisonReport, DeviceSpeed, Reproduction
 from skyctl.compare.sweeps import ComparisonSweep, NodesPoint, add_measured_steps, nodes_sweep, sweep_point
-from skyctl.control.report_builder import build_report
+from skyctl.jobs.report_builder import build_report
 from skyctl.records.cluster import Cluster, Node
 
 IDS = ("verdict", "cluster", "maps", "gantt", "prediction", "loss", "bound", "certificate", "sweeps", "again")

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.control.profiles import device, profile
 from tests.helpers.bare_records import OF_MEASUREMENT
+from tests.learning.profiles import device, profile
 
 from skyctl.cli.show_comparison import _choice, _same_plans
 from skyctl.compare.comparison import Comparison, ProgressTable
@@ -17,10 +17,10 @@ from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusi
 from skyctl.compare.outcome import StrategyOutcome, pipeline_problem, summarize_outcomes
 from skyctl.compare.report_page import render_report
 from skyctl.compare.sweeps import nodes_sweep, sweep_table
-from skyctl.control.comparison_job import ComparisonJob
-from skyctl.control.comparison_sweeps import plan_nodes
-from skyctl.control.plan_options import PlanOptions
+from skyctl.jobs.comparison_job import ComparisonJob
+from skyctl.jobs.comparison_sweeps import plan_nodes
 from skyctl.planner.drawn_steps import long_run_step_s
+from skyctl.planning.plan_options import PlanOptions
 from skyctl.records.base import parse
 from skyctl.records.measurement import Measurement, StepMeasurement, quantiles
 from skyctl.records.plan import WorkloadRef

@@ -2,7 +2,7 @@
 
 from skyctl.planner.cost_model import CostModel
 from skyctl.planner.sum_costs import SumCosts
-from skyctl.planner.verification.hybrid_prices import _LineTables
+from skyctl.planner.verification.proofs.hybrid_prices import _LineTables
 from skyctl.planner.verification.route_bound import Wires
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.records.problem import Device, Layer, Link, Problem, SharedResource

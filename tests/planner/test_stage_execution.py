@@ -18,8 +18,8 @@ from skyctl.planner.evaluation import StageExecution, least_execution, recompute
 from skyctl.planner.explanation.advice import advise
 from skyctl.planner.explanation.plan_reasons import describe_choices
 from skyctl.planner.pipeline_depth import choose_execution, refine_execution
-from skyctl.planner.verification import proof_by_paths
 from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.planner.verification.proofs import proof_by_paths
 from skyctl.records.problem import Device, LayerTimes, Link, Problem, SharedResource
 
 KINDS = (

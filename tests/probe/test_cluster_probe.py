@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from skyctl.control.node_sessions import NodeSessions
-from skyctl.control.profile_recheck import profile_changes
-from skyctl.control.profiles import find_profile, probe_cluster, profile_misfit
-from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InputError, UnreachableError
 from skyctl.files import recent_profiles
+from skyctl.jobs.node_sessions import NodeSessions
+from skyctl.jobs.profile_recheck import profile_changes
+from skyctl.jobs.profiles import find_profile, probe_cluster, profile_misfit
+from skyctl.jobs.training_request import TrainingRequest
 from skyctl.probe.cluster_probe import ProbeOptions, Recheck, measure_cluster
 from skyctl.probe.layer_shapes import shape_profiles
 from skyctl.records.base import parse

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 from skyctl.agent.task_orders import write_order
-from skyctl.control.cluster_setup import find_torch_version, make_launcher_id, set_up_cluster
 from skyctl.inventory.environment_registry import with_prepared_environments
+from skyctl.jobs.cluster_setup import find_torch_version, make_launcher_id, set_up_cluster
 from skyctl.records.cluster import Cluster
 from skyctl.remote.session_factory import open_session
 from skyctl.setup.fleet import SetupReport

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.control.profiles import nodes
+from tests.learning.profiles import nodes
 from tests.planner.planner_problems import problem
 
-from skyctl.control.cluster_changes import ClusterChangedError
 from skyctl.device import node_facts
+from skyctl.learning.cluster_changes import ClusterChangedError
 from skyctl.planner.api import plan
 from skyctl.records.cluster import Cluster
 from skyctl.run.attempt import Attempt

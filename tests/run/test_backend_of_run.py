@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.run.test_rank_spec import CLUSTER, make_plan
 
-from skyctl.control.backend_choice import check_backend_of_plan, with_asked_backend
 from skyctl.errors import InputError, NodeError
+from skyctl.planning.backend_choice import check_backend_of_plan, with_asked_backend
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.plan import Plan
 from skyctl.run.plan_runner import PlanRunner

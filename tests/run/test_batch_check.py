@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from skyctl.agent.task_events import read_event, to_message
-from skyctl.control.sum_benchmark import gradients_source
 from skyctl.errors import RunError, WorkloadError
+from skyctl.jobs.sum_benchmark import gradients_source
 from skyctl.run.batch_check import step_fault
 from skyctl.worker.batches.batch_sketch import sketch_batch
 from skyctl.worker.rank_events import BatchSketch, StepEvent

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyctl.cli.options import DefaultedWorkloadOptions
-from skyctl.control.node_sessions import connect_nodes, require_all
 from skyctl.errors import SkyctlError
+from skyctl.jobs.node_sessions import connect_nodes, require_all
 from skyctl.planner.api import plan
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.measurement import Measurement

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.helpers.simulated_runs import A, planned, problem, ran
 
-from skyctl.control.corrections import Subject
+from skyctl.learning.corrections import Subject
 from skyctl.planner.api import plan
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan

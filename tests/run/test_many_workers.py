@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from skyctl.cli.options import DefaultedWorkloadOptions
-from skyctl.control.node_sessions import connect_nodes, require_all
+from skyctl.jobs.node_sessions import connect_nodes, require_all
 from skyctl.paper.paper_experiment import slowdown_factors
 from skyctl.planner.api import plan
 from skyctl.records.cluster import Cluster, Node

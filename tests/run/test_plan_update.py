@@ -6,15 +6,15 @@ import itertools
 import json
 
 import pytest
-from tests.control.profiles import device as measured_device
-from tests.control.profiles import profile as measured_profile
+from tests.learning.profiles import device as measured_device
+from tests.learning.profiles import profile as measured_profile
 
-from skyctl.control.backend_choice import check_backend_of_plan
-from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InfeasibleError
 from skyctl.files import save_profile
+from skyctl.learning.problem_from_profile import build_problem
 from skyctl.planner.api import plan, verify
 from skyctl.planner.plan_record import pipeline_simulations
+from skyctl.planning.backend_choice import check_backend_of_plan
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan, WorkloadRef

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.control.profiles import device as measured_device
-from tests.control.profiles import profile as measured_profile
+from tests.learning.profiles import device as measured_device
+from tests.learning.profiles import profile as measured_profile
 
-from skyctl.control.form_choice import in_form
-from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import UnreachableError
 from skyctl.files import save_profile
+from skyctl.learning.problem_from_profile import build_problem
 from skyctl.planner.api import plan
 from skyctl.planner.plan_record import pipeline_simulations
+from skyctl.planning.form_choice import in_form
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem

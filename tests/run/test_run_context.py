@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.control.training_request import TrainingRequest
+from skyctl.jobs.training_request import TrainingRequest
 from skyctl.run import run_context
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.policy import RetentionPolicy

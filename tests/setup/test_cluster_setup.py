@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.control.profiles import nodes
+from tests.learning.profiles import nodes
 
-from skyctl.control import cluster_setup
 from skyctl.errors import SkyctlError
 from skyctl.files import home
+from skyctl.jobs import cluster_setup
 from skyctl.records.cluster import Cluster
 from skyctl.remote.base import ConnectOptions
 from skyctl.setup.installer import SetupJob

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyctl.control import link_dtypes
 from skyctl.errors import RunError
 from skyctl.planner.explanation import what_if
+from skyctl.planning import link_dtypes
 from skyctl.worker.sums import tensor_codec
 from skyctl.worker.sums.tensor_codec import (
     BLOCK,

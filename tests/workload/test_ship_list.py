@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.control.training_request import digest_training, shipped_data_changed
 from skyctl.errors import WorkloadError
+from skyctl.jobs.training_request import digest_training, shipped_data_changed
 from skyctl.workload import user_code
 from skyctl.workload.ship_list import find_data_files, listed_names
 from skyctl.workload.shipped_files import digest_workload, files_to_ship

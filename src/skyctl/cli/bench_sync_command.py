@@ -25,7 +25,7 @@ from skyctl.compare.number_format import UNKNOWN, format_seconds
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.control.sum_benchmark import SumFigures
+    from skyctl.jobs.sum_benchmark import SumFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,10 @@ def bench_sync(
     """
     from skyctl.cli.run_display import measure_with_progress
     from skyctl.cli.show_plan import show_backend
-    from skyctl.control.comparison_job import ComparisonJob
-    from skyctl.control.node_sessions import connect_nodes, require_all
-    from skyctl.control.plan_options import PlanOptions
-    from skyctl.control.sum_benchmark import gradients_source, plan_sums, sum_figures
+    from skyctl.jobs.comparison_job import ComparisonJob
+    from skyctl.jobs.node_sessions import connect_nodes, require_all
+    from skyctl.jobs.sum_benchmark import gradients_source, plan_sums, sum_figures
+    from skyctl.planning.plan_options import PlanOptions
     from skyctl.run.run_context import RunOptions
 
     syncs, sync_format = parse_sync_list(options.sync), parse_sync_format(options.sync_format)

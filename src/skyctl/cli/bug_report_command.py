@@ -31,9 +31,9 @@ def bug_report(
     Versions, the cluster file, its newest profile, and the run's state, plan, figures and last lines of its
     logs. Nodes, hosts and users are numbered. Nothing is sent, and no node is asked. Look through it first.
     """
-    from skyctl.control.bug_report_contents import collect_bug_report
     from skyctl.files import write_atomic
     from skyctl.inventory.cluster_file import cluster_path
+    from skyctl.jobs.bug_report_contents import collect_bug_report
 
     path = output or Path(time.strftime("skyctl-bug-report-%Y%m%d-%H%M%S.zip", time.gmtime()))
     check_output(path)

@@ -71,8 +71,8 @@ def _compare(
     connect: ConnectOptions,
 ) -> dict[str, Any]:
     """Compares the workload's layers with the model itself, and says what came of it."""
-    from skyctl.control.node_sessions import connect_nodes
-    from skyctl.control.profiles import compare_workload
+    from skyctl.jobs.node_sessions import connect_nodes
+    from skyctl.jobs.profiles import compare_workload
 
     request, loaded = training.make_request(workload, microbatches=None)
     out.notes(loaded.notes)

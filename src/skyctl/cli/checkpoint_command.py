@@ -185,7 +185,7 @@ def connect_replicators(
     offline: bool = False,
 ) -> Iterator[ReachedNodes]:
     """The run's nodes, connected; those that do not answer are warned of."""
-    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.records.cluster import node_of
     from skyctl.remote.session_factory import make_connector
     from skyctl.run.checkpoints.replicator_group import REPLICATOR_MODULE

@@ -13,7 +13,7 @@ from skyctl.cli.option_values import complete_nodes
 from skyctl.cli.options import ClusterOption, ClusterOptions, ConnectionOptions, DryRunOption
 
 if TYPE_CHECKING:
-    from skyctl.control.cleaning_report import CleaningReport, NodeCleaning
+    from skyctl.jobs.cleaning_report import CleaningReport, NodeCleaning
     from skyctl.remote.agent_messages import CleanedKind
     from skyctl.setup.fleet import NodeOutcome
 
@@ -53,8 +53,8 @@ def clean(
     What a session or run uses stays, and so do checkpoints (`skyctl checkpoint rm`). Exit 4 where a node
     could not be cleaned: the others are.
     """
-    from skyctl.control.cleaning_report import clean_caches
     from skyctl.inventory.cluster_file import DEFAULT_PATH
+    from skyctl.jobs.cleaning_report import clean_caches
 
     target = None
     if cluster is not None or nodes is not None or Path(DEFAULT_PATH).exists():
@@ -65,7 +65,7 @@ def clean(
     removed: dict[str, NodeOutcome] = {}
     with out.progress("clean") as progress:
         if environments and target is not None:
-            from skyctl.control.cluster_setup import remove_all_environments
+            from skyctl.jobs.cluster_setup import remove_all_environments
 
             removed = remove_all_environments(
                 target.cluster, connect, dry_run=dry_run, progress=progress, on_node=progress.node

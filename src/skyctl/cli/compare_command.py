@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.compare.outcome import StrategyOutcome
     from skyctl.compare.sweeps import ComparisonSweep, NodesPoint
-    from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.jobs.comparison_job import ComparisonJob
     from skyctl.records.profile import Profile
 
 COMPARED_ROUNDS = ("--local-steps", "--prox-mu", "--outer-lr", "--outer-momentum", "--owners")
@@ -150,9 +150,9 @@ class CompareOptions(
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""
         from skyctl.compare.outcome import ALONE
-        from skyctl.control.comparison_job import ComparisonJob
-        from skyctl.control.form_choice import DATA, HYBRID, forms_left_out_by
-        from skyctl.control.schedule_choice import AUTO
+        from skyctl.jobs.comparison_job import ComparisonJob
+        from skyctl.planning.form_choice import DATA, HYBRID, forms_left_out_by
+        from skyctl.planning.schedule_choice import AUTO
         from skyctl.worker.sums.summed_gradients import check_summable
 
         counts = self.microbatch_counts
@@ -220,7 +220,7 @@ def compare(
         )
     from skyctl.cli.show_comparison import describe_reproduction, show_comparison
     from skyctl.cli.show_plan import show_backend
-    from skyctl.control.report_builder import build_report
+    from skyctl.jobs.report_builder import build_report
 
     options.check()
     target = options.load()
@@ -277,10 +277,10 @@ def _measured(
 ) -> tuple[ComparisonJob, Profile, list[StrategyOutcome], list[ComparisonSweep]]:
     """The job with its backend, the profile (probed, where none fits), and what each plan was run to."""
     from skyctl.cli.run_display import measure_with_progress
-    from skyctl.control.comparison_sweeps import measure_nodes
-    from skyctl.control.contradiction_recheck import recheck_contradictions
-    from skyctl.control.node_sessions import connect_nodes, require_all
-    from skyctl.control.observations import keep_observations
+    from skyctl.jobs.comparison_sweeps import measure_nodes
+    from skyctl.jobs.contradiction_recheck import recheck_contradictions
+    from skyctl.jobs.node_sessions import connect_nodes, require_all
+    from skyctl.learning.observations import keep_observations
     from skyctl.run.run_context import RunOptions
 
     connect = options.connect_options(target.path)
@@ -317,7 +317,7 @@ def _planned(
     """The plans that are compared, and where asked for the sweep of microbatches and the points of nodes."""
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.compare.outcome import pipeline_problem
-    from skyctl.control.comparison_sweeps import nodes_by_speed, plan_nodes, sweep_microbatches
+    from skyctl.jobs.comparison_sweeps import nodes_by_speed, plan_nodes, sweep_microbatches
 
     warn_unmeasured(out, profile, job.cluster)
     sweeps = []
@@ -341,7 +341,7 @@ def _planned(
 def _nodes_sweeps(points: list[NodesPoint], outcomes: list[StrategyOutcome]) -> list[ComparisonSweep]:
     """The sweep of nodes, where it was asked for."""
     from skyctl.compare.sweeps import nodes_sweep
-    from skyctl.control.comparison_sweeps import nodes_by_speed
+    from skyctl.jobs.comparison_sweeps import nodes_by_speed
 
     return [nodes_sweep(points, len(nodes_by_speed(outcomes)))] if points else []
 

@@ -16,7 +16,7 @@ from skyctl.cli.command_runner import command
 from skyctl.cli.options import ConnectionOptions, DefaultedWorkloadOptions, StepsOption, YesOption
 
 if TYPE_CHECKING:
-    from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.jobs.comparison_job import ComparisonJob
     from skyctl.records.cluster import Cluster
 
 WORKLOAD = "gpt:layers=6,hidden=128,heads=4,context=64"
@@ -56,8 +56,8 @@ def demo(
         from skyctl.cli.show_comparison import describe_reproduction, show_comparison
         from skyctl.cli.show_plan import show_plan
         from skyctl.cli.show_profile import show_profile
-        from skyctl.control.node_sessions import connect_nodes, require_all
-        from skyctl.control.report_builder import build_report
+        from skyctl.jobs.node_sessions import connect_nodes, require_all
+        from skyctl.jobs.report_builder import build_report
         from skyctl.run.run_context import RunOptions
 
         connect = ConnectionOptions().connect_options(None)
@@ -92,8 +92,8 @@ def demo(
 
 def make_demo_job() -> ComparisonJob:
     """The comparison of the demo: a small GPT on three local nodes, and a row `data` beside its pipelines."""
-    from skyctl.control.comparison_job import ComparisonJob
-    from skyctl.control.plan_options import PlanOptions
+    from skyctl.jobs.comparison_job import ComparisonJob
+    from skyctl.planning.plan_options import PlanOptions
     from skyctl.records.backend import DEFAULT_BACKEND
 
     request, loaded = DefaultedWorkloadOptions(batch_size=BATCH_SIZE).make_request(

@@ -15,9 +15,9 @@ from skyctl.compare.number_format import format_seconds, format_seconds_range
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.compare.outcome import StrategyOutcome
-    from skyctl.control.form_trial import FormTrial
-    from skyctl.control.node_sessions import NodeSessions
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.form_trial import FormTrial
+    from skyctl.jobs.node_sessions import NodeSessions
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
     from skyctl.run.run_context import RunOptions
@@ -56,10 +56,10 @@ def try_forms(
     """
     from skyctl.cli.run_display import measure_with_progress
     from skyctl.compare.outcome import StrategyOutcome
-    from skyctl.control.form_trial import TRIAL_STEPS, fastest_tried, with_tried_forms
-    from skyctl.control.observations import keep_observations
     from skyctl.errors import RunError
     from skyctl.files import RunPaths
+    from skyctl.jobs.form_trial import TRIAL_STEPS, fastest_tried, with_tried_forms
+    from skyctl.learning.observations import keep_observations
 
     chosen, *_ = trial.plans
     out.line(f"{_seen(trial.plans)}: which is the fastest, predictions can't tell", wrap=True)

@@ -22,8 +22,8 @@ from skyctl.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
-    from skyctl.control.node_sessions import NodeSessions
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.node_sessions import NodeSessions
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.backend import Backend
     from skyctl.records.cluster import Node
     from skyctl.records.plan import Plan
@@ -109,8 +109,8 @@ def _check_source(text: str, *, is_plan: bool) -> None:
 
 def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     """Trains what a plan file was made for, as it says."""
-    from skyctl.control.backend_choice import check_backend_of_plan, with_asked_backend
     from skyctl.files import read_record
+    from skyctl.planning.backend_choice import check_backend_of_plan, with_asked_backend
     from skyctl.records.plan import Plan
     from skyctl.run.rank_spec import check_plan_fits, used_nodes
     from skyctl.run.round_spec import refuse_trace
@@ -132,7 +132,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
         )
     from skyctl.cli.show_plan import certainty_lines, show_backend
     from skyctl.compare.sync_summary import describe_sync
-    from skyctl.control.training_request import load_plan_request
+    from skyctl.jobs.training_request import load_plan_request
 
     load: LoadWorkload = partial(
         load_plan_request,
@@ -224,13 +224,13 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
         from skyctl.cli.form_trial import try_forms
         from skyctl.cli.show_plan import show_left_out, show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
-        from skyctl.control.backend_choice import measures_gloo
-        from skyctl.control.contradiction_recheck import recheck_contradictions
-        from skyctl.control.form_choice import forms_left_out_by
-        from skyctl.control.form_trial import make_trial
-        from skyctl.control.plan_from_profile import plan_profile
-        from skyctl.control.profiles import probe_cluster
-        from skyctl.control.schedule_choice import AUTO
+        from skyctl.jobs.contradiction_recheck import recheck_contradictions
+        from skyctl.jobs.form_trial import make_trial
+        from skyctl.jobs.profiles import probe_cluster
+        from skyctl.planning.backend_choice import measures_gloo
+        from skyctl.planning.form_choice import forms_left_out_by
+        from skyctl.planning.plan_from_profile import plan_profile
+        from skyctl.planning.schedule_choice import AUTO
 
         asked = (target.cluster, sessions, request, loaded, progress, progress.node)
         profile, _ = probe_cluster(
@@ -297,7 +297,7 @@ def _train(
         The run's id.
     """
     from skyctl.cli.run_display import show_outcome, supervise_on_terminal
-    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
 
     connect = options.supervised_connection(target.path, options.hold)

@@ -15,9 +15,9 @@ import typer
 from skyctl.errors import InputError, SkyctlError
 
 if TYPE_CHECKING:
-    from skyctl.control.form_choice import ParallelChoice
-    from skyctl.control.link_dtypes import LinkChoice
-    from skyctl.control.schedule_choice import ScheduleChoice
+    from skyctl.planning.form_choice import ParallelChoice
+    from skyctl.planning.link_dtypes import LinkChoice
+    from skyctl.planning.schedule_choice import ScheduleChoice
     from skyctl.records.cluster import Cluster
     from skyctl.records.problem import Objective, SyncRoutes
     from skyctl.records.sync_format import SyncFormat
@@ -170,7 +170,7 @@ def parse_objective(name: str | None) -> Objective | None:
 
 def parse_link_dtypes(given: Sequence[str] | None, cluster: Cluster | None = None) -> list[LinkChoice]:
     """What --link-dtype asks for (InputError for an unknown dtype, or a node that is not in the cluster)."""
-    from skyctl.control.link_dtypes import parse_link_dtype
+    from skyctl.planning.link_dtypes import parse_link_dtype
 
     nodes = None if cluster is None else [node.name for node in cluster.nodes]
     return [parse_link_dtype(text, nodes) for text in given or ()]

@@ -18,7 +18,7 @@ import typer
 from skyctl.cli.option_values import DTYPES, complete_choices, complete_nodes, complete_run, require_choice
 
 if TYPE_CHECKING:
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.backend import BackendRequest
     from skyctl.records.cluster import Cluster, Node
     from skyctl.records.run_state import InitialWeights
@@ -203,7 +203,7 @@ class BackendOptions:
         Raises:
             InputError: there is none of that name, or it can't do what else was asked for.
         """
-        from skyctl.control.backend_choice import check_backend, check_backend_of_cluster
+        from skyctl.planning.backend_choice import check_backend, check_backend_of_cluster
         from skyctl.records.backend import BACKEND_REQUESTS, DEFAULT_BACKEND
 
         if self.backend is not None:
@@ -289,7 +289,7 @@ class WorkloadOptions:
         Raises:
             WorkloadError: anything wrong with the source, the options, or how they fit together.
         """
-        from skyctl.control.training_request import TrainingRequest
+        from skyctl.jobs.training_request import TrainingRequest
         from skyctl.workload.recipe import Recipe
         from skyctl.workload.user_code import refuse_without_model
         from skyctl.workload.workload_spec import make_spec, parse_source

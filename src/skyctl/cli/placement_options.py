@@ -26,8 +26,8 @@ from skyctl.cli.options import BackendOptions
 from skyctl.cli.rhythm_options import RhythmOptions
 
 if TYPE_CHECKING:
-    from skyctl.control.form_choice import ParallelChoice
-    from skyctl.control.plan_options import PlanOptions
+    from skyctl.planning.form_choice import ParallelChoice
+    from skyctl.planning.plan_options import PlanOptions
     from skyctl.records.backend import BackendRequest
     from skyctl.records.cluster import Cluster
 
@@ -146,8 +146,8 @@ class PlacementOptions(RhythmOptions, BackendOptions):
             InputError: no such schedule or dtype, a pattern or an owner that names no node, or options that
                 do not go with local steps.
         """
-        from skyctl.control.plan_options import PlanOptions
-        from skyctl.control.round_owners import check_owners_form, check_rounds
+        from skyctl.planning.plan_options import PlanOptions
+        from skyctl.planning.round_owners import check_owners_form, check_rounds
 
         options = PlanOptions(
             parallel=parse_parallel(self.parallel) or default_form,

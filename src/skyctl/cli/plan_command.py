@@ -35,7 +35,7 @@ from skyctl.cli.placement_options import PlacementOptions
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.control.plan_options import PlanOptions
+    from skyctl.planning.plan_options import PlanOptions
     from skyctl.records.plan import Plan
     from skyctl.records.profile import Profile
 
@@ -146,8 +146,8 @@ class PlanCommandOptions(
     def checked(self) -> PlanOptions:
         """How to plan. Raises InputError for values that can't be, or that contradict each other."""
         from skyctl.cli.show_profile import check_plot
-        from skyctl.control.assignment import parse_assign, parse_assigned_shares
-        from skyctl.control.form_choice import forms_not_exported
+        from skyctl.planning.assignment import parse_assign, parse_assigned_shares
+        from skyctl.planning.form_choice import forms_not_exported
 
         check_output(self.output)
         check_plot(self.plot)
@@ -226,7 +226,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
 def _draw_routes(out: Output, plan: Plan, path: Path) -> None:
     """Writes the picture of the routes; of a plan that has none there is a note instead."""
     from skyctl.compare.charts.svg_file import write_svg
-    from skyctl.control.route_map import map_routes
+    from skyctl.jobs.route_map import map_routes
 
     found = map_routes(plan)
     if found.rows:
@@ -253,9 +253,9 @@ def _show(out: Output, plan: Plan, profile: Profile | None, took_s: float, limit
     ``profile``: which it was made from, if any.
     """
     from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan, show_training_changes
-    from skyctl.control.plan_pairs import unlinked_pairs
-    from skyctl.control.training_changes import find_training_changes
     from skyctl.planner.explanation.advice import advise
+    from skyctl.planning.plan_pairs import unlinked_pairs
+    from skyctl.planning.training_changes import find_training_changes
 
     show_plan(out, plan, time_limit_reached=took_s >= TIME_LIMIT_SHARE * limit_s)
     show_link_dtypes(out, plan)
@@ -276,9 +276,9 @@ def _show(out: Output, plan: Plan, profile: Profile | None, took_s: float, limit
 
 def _plan_problem(path: Path, options: PlanCommandOptions, search: PlanOptions) -> Plan:
     """From a problem file; what is given on the command line wins over what it says."""
-    from skyctl.control.plan_creation import plan_best
-    from skyctl.control.problem_overrides import override_problem
     from skyctl.files import read_record
+    from skyctl.planning.plan_creation import plan_best
+    from skyctl.planning.problem_overrides import override_problem
     from skyctl.records.problem import Problem
 
     problem = override_problem(read_record(Problem, path), search, options.pin_first, options.pin_last)
@@ -289,9 +289,9 @@ def _plan_from_run(
     out: Output, workload: str, run: str, options: PlanCommandOptions, search: PlanOptions
 ) -> Plan:
     """From the problem that a run's plan answered, and what was seen there."""
-    from skyctl.control.observations import is_steady
-    from skyctl.control.plan_creation import plan_run
     from skyctl.files import read_record, run_folder
+    from skyctl.learning.observations import is_steady
+    from skyctl.planning.plan_creation import plan_run
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
 
@@ -316,8 +316,8 @@ def _plan_from_profile(
     """From a profile, which is given as well, and what runs on the same machines have seen since."""
     from skyctl.cli.show_plan import show_left_out
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
-    from skyctl.control.plan_from_profile import plan_profile
-    from skyctl.control.profiles import find_profile
+    from skyctl.jobs.profiles import find_profile
+    from skyctl.planning.plan_from_profile import plan_profile
     from skyctl.workload.shipped_files import digest_workload
 
     target = options.load()

@@ -24,7 +24,7 @@ from skyctl.cli.options import (
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.probe.link_measurement import LinkSelection
     from skyctl.records.profile import Profile
     from skyctl.remote.base import ConnectOptions
@@ -103,9 +103,9 @@ def probe(
     The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
     the others are in the profile nevertheless.
     """
-    from skyctl.control.backend_choice import measures_gloo, profile_over
-    from skyctl.control.node_sessions import connect_nodes
-    from skyctl.control.profiles import probe_cluster
+    from skyctl.jobs.node_sessions import connect_nodes
+    from skyctl.jobs.profiles import probe_cluster
+    from skyctl.planning.backend_choice import measures_gloo, profile_over
 
     links = options.checked_links()
     target = nodes.load()
@@ -233,8 +233,8 @@ def _check_profile(
         Exit code 5 where there are differences, 4 where a node could not be checked.
     """
     from skyctl.cli.show_profile import describe_failure
-    from skyctl.control.node_sessions import connect_nodes
-    from skyctl.control.profile_recheck import profile_changes, recheck_profile
+    from skyctl.jobs.node_sessions import connect_nodes
+    from skyctl.jobs.profile_recheck import profile_changes, recheck_profile
 
     then, request, loaded = _newest_profile(target, request, loaded)
     with (
@@ -287,9 +287,9 @@ def _newest_profile(
     target: ClusterTarget, request: TrainingRequest | None, loaded: Workload | None
 ) -> tuple[Profile, TrainingRequest | None, Workload | None]:
     """The newest profile (of that workload), and what of it is timed."""
-    from skyctl.control.profile_recheck import most_microbatches, request_of_profile
-    from skyctl.control.profiles import find_profile
     from skyctl.files import newest_profile
+    from skyctl.jobs.profile_recheck import most_microbatches, request_of_profile
+    from skyctl.jobs.profiles import find_profile
 
     if request is not None and loaded is not None:
         then, _ = find_profile(target.cluster, None, request, loaded.digest)

@@ -13,7 +13,7 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.cli.options import ClusterTarget
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.plan import Plan
     from skyctl.supervision.stored_checkpoints import StoredRun
 
@@ -32,7 +32,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
         The run's id; None for a dry run.
     """
     from skyctl.cli.run_display import show_outcome, supervise_on_terminal
-    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.supervision.resume import prepare_resume
     from skyctl.supervision.run_handle import resumed_run
     from skyctl.supervision.run_lock import acquire_run_lock

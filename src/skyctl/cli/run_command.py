@@ -336,7 +336,7 @@ def _run(
     """
     from skyctl.check.accelerator_counts import count_accelerators
     from skyctl.cli.run_display import detachable_callbacks, show_outcome
-    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
     from skyctl.run.scripts.script_group import SCRIPT_MODULE
     from skyctl.run.scripts.script_ranks import find_batch_size

@@ -23,9 +23,9 @@ from skyctl.compare.number_format import (
 if TYPE_CHECKING:
     from skyctl.cli.command_output import Output
     from skyctl.compare.outcome import StrategyOutcome
-    from skyctl.control.node_sessions import NodeSessions
-    from skyctl.control.training_request import TrainingRequest
     from skyctl.files import RunPaths
+    from skyctl.jobs.node_sessions import NodeSessions
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.cluster import Cluster
     from skyctl.records.measurement import Measurement, OwnerMeasurement, ValidationMeasurement
     from skyctl.records.plan import Plan
@@ -182,7 +182,7 @@ def measure_with_progress(
         The same outcomes, with what was measured.
     """
     from skyctl.compare.comparison import ProgressTable
-    from skyctl.control.comparison_job import measure_strategies
+    from skyctl.jobs.comparison_job import measure_strategies
     from skyctl.run.plan_runner import run_plan
 
     table = ProgressTable(outcomes, options.steps)

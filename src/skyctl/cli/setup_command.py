@@ -87,7 +87,7 @@ def setup(
     It is kept in the node's ~/.local/share/skyctl/env and used from then on; cluster.yaml stays as it is. A
     node that lacks nothing is left alone. Exit 4 where a node could not be set up: the others are.
     """
-    from skyctl.control.cluster_setup import find_torch_version, make_launcher_id, set_up_cluster
+    from skyctl.jobs.cluster_setup import find_torch_version, make_launcher_id, set_up_cluster
     from skyctl.setup.installer import SetupJob
     from skyctl.setup.workload_requirements import read_workload_requirements
 

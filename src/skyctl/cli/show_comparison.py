@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from skyctl.compare.conclusion import Conclusion
     from skyctl.compare.report_data import ComparisonReport, Reproduction
     from skyctl.compare.sweeps import ComparisonSweep
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.profile import Profile
 
 
@@ -200,7 +200,7 @@ def _plot(report: ComparisonReport, place: Path) -> dict[str, str]:
 
 def anonymize_command(context: typer.Context) -> str:
     """The command as it was typed, without what concerns this machine alone."""
-    from skyctl.control.report_builder import anonymize_workload
+    from skyctl.jobs.report_builder import anonymize_workload
 
     words, arguments = ["skyctl", str(context.info_name)], []
     for parameter in context.command.params:
@@ -234,7 +234,7 @@ def describe_reproduction(
     """
     from skyctl.compare.conclusion import conclude
     from skyctl.compare.report_data import Reproduction
-    from skyctl.control.report_builder import versions
+    from skyctl.jobs.report_builder import versions
 
     where = "" if cluster_file is None else f", next to {cluster_file}"
     commands = [(f"The whole comparison{where}:", anonymize_command(context))]

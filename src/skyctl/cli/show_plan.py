@@ -10,15 +10,15 @@ from skyctl.cli.show_pipelines import describe_hybrid, describe_sums, load_cells
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import format_estimate, format_ratio, format_seconds
 from skyctl.compare.rhythm_summary import describe_rounds
-from skyctl.control.backend_choice import describe_choice, describe_left_out
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
 from skyctl.planner.explanation.unused_devices import percent_text
 from skyctl.planner.trainer_export import TrainerExport
+from skyctl.planning.backend_choice import describe_choice, describe_left_out
 from skyctl.records.plan import Plan
 
 if TYPE_CHECKING:
-    from skyctl.control.training_changes import TrainingChange
+    from skyctl.planning.training_changes import TrainingChange
     from skyctl.records.profile import Profile
 
 
@@ -206,7 +206,7 @@ def _show_unused(out: Output, plan: Plan) -> None:
 
 def show_link_dtypes(out: Output, plan: Plan) -> None:
     """A line on the links that send their numbers in another dtype, where there are any."""
-    from skyctl.control.link_dtypes import encoded_links
+    from skyctl.planning.link_dtypes import encoded_links
 
     encoded = [
         f"{link.source} → {link.target} as {link.dtype} ({link.sent_share:.0%} of the bytes)"

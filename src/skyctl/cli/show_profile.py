@@ -59,8 +59,8 @@ def show_reused(out: Output, profile: Profile) -> None:
 
 def show_learned(out: Output, profile: Profile, microbatches: int) -> None:
     """Says which runs a plan with so many microbatches learned from, and what of them it leaves out."""
-    from skyctl.control.corrections import learn_corrections
-    from skyctl.control.evidence_notes import learned_notes
+    from skyctl.learning.corrections import learn_corrections
+    from skyctl.learning.evidence_notes import learned_notes
 
     out.notes(learned_notes(learn_corrections(profile, microbatches)))
 
@@ -72,8 +72,8 @@ def describe_failure(failure: NodeFailure) -> str:
 
 def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
     """Says which nodes have no figures and so get no layers, and what else a plan may be wrong for."""
-    from skyctl.control.figure_uncertainty import hardly_known_devices
-    from skyctl.control.profiles import lacks_links, unmeasured_nodes
+    from skyctl.jobs.profiles import lacks_links, unmeasured_nodes
+    from skyctl.learning.figure_uncertainty import hardly_known_devices
 
     names = unmeasured_nodes(profile, cluster.nodes)
     for failure in profile.failures:
@@ -136,7 +136,7 @@ def draw_link_matrix(profile: Profile, path: Path) -> Path:
 
     from skyctl.compare.charts.chart import ChartGroup
     from skyctl.compare.charts.svg_file import write_svg
-    from skyctl.control.report_builder import link_chart
+    from skyctl.jobs.report_builder import link_chart
     from skyctl.probe.link_matrix import MOST_NODES, summarize_links
 
     if not profile.links:

@@ -1,4 +1,4 @@
-"""What a report shows, made by ``control/report_builder.py``; nothing in it says who made the comparison."""
+"""What a report shows, made by ``jobs/report_builder.py``; nothing in it says who made the comparison."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.planner.step import play
 from skyctl.planner.step_costs import StepCosts
 from skyctl.planner.tie_exchange import require_ties_at_home, tie_exchange_s
-from skyctl.planner.verification.lower_bound import is_proved_by_witness
+from skyctl.planner.verification.proofs.lower_bound import is_proved_by_witness
 from skyctl.records.plan import Plan, Strategy
 from skyctl.records.problem import Problem
 

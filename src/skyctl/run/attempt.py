@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.compare.timeline import plan_timeline
-from skyctl.control.cluster_changes import (
+from skyctl.device.cgroup import read_limits
+from skyctl.device.process_memory import private_bytes
+from skyctl.jobs.training_request import send_workload
+from skyctl.learning.cluster_changes import (
     change_table,
     local_memory_changes,
     plan_changes,
     refuse_changes,
 )
-from skyctl.control.training_request import send_workload
-from skyctl.device.cgroup import read_limits
-from skyctl.device.process_memory import private_bytes
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement

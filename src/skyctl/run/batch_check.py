@@ -60,7 +60,7 @@ def step_fault(
             return WorkloadError(fault, hint=CAUSES)
     if math.isfinite(loss):
         return None
-    from skyctl.control.sum_benchmark import sums_alone  # with all that plans sums: seldom needed here
+    from skyctl.jobs.sum_benchmark import sums_alone  # with all that plans sums: seldom needed here
 
     if sums_alone(specs[0].source or ""):
         return RunError(

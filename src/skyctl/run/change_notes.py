@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skyctl.control.backend_choice import backend_of, describe_choice
-from skyctl.control.form_choice import DATA, PIPELINE
+from skyctl.planning.backend_choice import backend_of, describe_choice
+from skyctl.planning.form_choice import DATA, PIPELINE
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
 

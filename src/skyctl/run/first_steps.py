@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from skyctl.control.corrections import Subject
-from skyctl.control.first_steps import compare_first_steps, first_steps_text
-from skyctl.control.observations import LEAST_STEPS, tells_layer_times
+from skyctl.learning.corrections import Subject
+from skyctl.learning.first_steps import compare_first_steps, first_steps_text
+from skyctl.learning.observations import LEAST_STEPS, tells_layer_times
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.run.callbacks import RunCallbacks, StepProgress

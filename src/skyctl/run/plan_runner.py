@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from skyctl.control.backend_choice import (
+from skyctl.errors import NodeError, SkyctlError
+from skyctl.files import RunPaths, write_atomic
+from skyctl.jobs.training_request import TrainingRequest
+from skyctl.planning.backend_choice import (
     check_backend_of_plan,
     choice_at_addresses,
     with_asked_backend,
 )
-from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import NodeError, SkyctlError
-from skyctl.files import RunPaths, write_atomic
 from skyctl.records.backend import GLOO, SKYCTL
 from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster

@@ -13,23 +13,23 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from skyctl.control.backend_choice import costs_of, profile_over, replanned_choice, uncarried
-from skyctl.control.corrections import Corrections
-from skyctl.control.form_choice import PIPELINE, in_form
-from skyctl.control.observations import gather_evidence, tells_layer_times
-from skyctl.control.plan_creation import plan_best, plan_problem
-from skyctl.control.plan_options import PlanOptions
-from skyctl.control.problem_from_profile import build_problem
-from skyctl.control.schedule_choice import AUTO
-from skyctl.control.step_factors import with_observed_factors
-from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
+from skyctl.jobs.training_request import TrainingRequest, send_workload
+from skyctl.learning.corrections import Corrections
+from skyctl.learning.observations import gather_evidence, tells_layer_times
+from skyctl.learning.problem_from_profile import build_problem
+from skyctl.learning.step_factors import with_observed_factors
 from skyctl.planner.api import predict
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.planner.rounds.round_plan import plan_rounds_alone
+from skyctl.planning.backend_choice import costs_of, profile_over, replanned_choice, uncarried
+from skyctl.planning.form_choice import PIPELINE, in_form
+from skyctl.planning.plan_creation import plan_best, plan_problem
+from skyctl.planning.plan_options import PlanOptions
+from skyctl.planning.schedule_choice import AUTO
 from skyctl.records.backend import GLOO, Backend
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Plan

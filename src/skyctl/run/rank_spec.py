@@ -13,8 +13,8 @@ from pathlib import Path
 
 from skyctl.agent.message_fields import with_index
 from skyctl.checkpoint.recovery import RestorePoint
-from skyctl.control.backend_choice import backend_of
 from skyctl.errors import InputError, MismatchError
+from skyctl.planning.backend_choice import backend_of
 from skyctl.records.backend import GLOO
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from skyctl.control.form_choice import in_form
-from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import SessionGoneError, SkyctlError
+from skyctl.jobs.training_request import TrainingRequest
+from skyctl.planning.form_choice import in_form
 from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem

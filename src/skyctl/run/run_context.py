@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from skyctl.checkpoint.replicator_events import ReplicationFailed
-from skyctl.control.training_request import TrainingRequest, shipped_data_changed
 from skyctl.errors import ProtocolError, SkyctlError
+from skyctl.jobs.training_request import TrainingRequest, shipped_data_changed
 from skyctl.records.backend import Backend
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan

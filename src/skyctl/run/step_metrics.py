@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import TypedDict
 
 from skyctl.compare.deviation import find_differences
-from skyctl.control.observations import tells_layer_times
+from skyctl.learning.observations import tells_layer_times
 from skyctl.records.measurement import (
     Measurement,
     ReplicaMeasurement,

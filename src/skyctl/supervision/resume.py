@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skyctl.control.corrections import Subject
-from skyctl.control.node_sessions import require_all
-from skyctl.control.observations import add_observations, keep_observations
-from skyctl.control.training_request import TrainingRequest, refuse_unsummable
 from skyctl.errors import (
     InputError,
     MismatchError,
@@ -21,6 +17,10 @@ from skyctl.errors import (
     UnreachableError,
 )
 from skyctl.files import RunPaths, read_record, write_atomic
+from skyctl.jobs.node_sessions import require_all
+from skyctl.jobs.training_request import TrainingRequest, refuse_unsummable
+from skyctl.learning.corrections import Subject
+from skyctl.learning.observations import add_observations, keep_observations
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.owners import local_steps_by_owner

@@ -19,7 +19,7 @@ from skyctl.records.run_state import SCRIPT, RunState
 from skyctl.remote.base import ConnectOptions
 
 if TYPE_CHECKING:
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.script_request import ScriptRequest
     from skyctl.run.run_context import RunOptions
 
@@ -82,7 +82,7 @@ def script_of(state: RunState) -> ScriptRequest:
 
 def request_of(state: RunState) -> TrainingRequest:
     """What the user asked to train; RecordError where the state does not say."""
-    from skyctl.control.training_request import TrainingRequest
+    from skyctl.jobs.training_request import TrainingRequest
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload_spec import WorkloadSpec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skyctl.control.node_sessions import require_all
 from skyctl.errors import RunError
 from skyctl.files import json_line, write_atomic
+from skyctl.jobs.node_sessions import require_all
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.callbacks import Detached, RunCallbacks
 from skyctl.run.scripts.script_outcome import ScriptOutcome

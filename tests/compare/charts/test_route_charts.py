@@ -13,7 +13,7 @@ from skyctl.compare.charts.chart import ChartGroup
 from skyctl.compare.charts.network_chart import NetworkChart
 from skyctl.compare.charts.route_charts import MAX_ROUTES
 from skyctl.compare.charts.svg_file import style, write_svg
-from skyctl.control.route_map import map_routes
+from skyctl.jobs.route_map import map_routes
 from skyctl.planner.api import plan
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem, SharedResource, SyncRoutes

@@ -6,7 +6,7 @@ from tests.planner.hybrid_problems import brute_force, random_hybrid_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.planner.hybrid.hybrid_bound import hybrid_bound
-from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough, prove_hybrid
+from skyctl.planner.verification.proofs.hybrid_bound_proof import are_prices_enough, prove_hybrid
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.records.plan import Witness
 

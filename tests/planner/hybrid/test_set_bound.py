@@ -12,7 +12,7 @@ from skyctl.planner.hybrid import hybrid_plan
 from skyctl.planner.hybrid.hybrid_model import HybridModel
 from skyctl.planner.hybrid.set_bound import _SetRelaxation, set_bound_s
 from skyctl.planner.iteration.relaxation import Relaxation
-from skyctl.planner.verification.hybrid_sets import prove_by_sets
+from skyctl.planner.verification.proofs.hybrid_sets import prove_by_sets
 from skyctl.planner.verification.step import CheckedStep
 
 SEED = 24_000

@@ -12,8 +12,8 @@ from skyctl.planner.cost_model import CostModel
 from skyctl.planner.iteration import round_trip_bound
 from skyctl.planner.iteration.pipeline_shapes import ShapeSet
 from skyctl.planner.iteration.round_trip_tables import cluster_devices
-from skyctl.planner.verification import proof_by_round_trips
 from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.planner.verification.proofs import proof_by_round_trips
 from skyctl.records.problem import Link
 
 SCHEDULES = ("sequential", "gpipe", "1f1b", "eager-1f1b")

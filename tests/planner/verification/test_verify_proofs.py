@@ -6,8 +6,8 @@ import pytest
 from tests.planner.planner_problems import brute_force, encoders, layer, problem, random_problem, repeated
 
 from skyctl.planner.api import plan
-from skyctl.planner.verification import lower_bound, proof_by_paths, proof_by_subsets, proof_by_witness
 from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.planner.verification.proofs import lower_bound, proof_by_paths, proof_by_subsets, proof_by_witness
 from skyctl.records.problem import Device, Link, Problem
 
 ABOVE, BELOW = 1 + 1e-6, 1 - 1e-9

@@ -12,8 +12,8 @@ from skyctl.planner.api import plan, verify
 from skyctl.planner.bottleneck.layer_prices import LayerPrices, price_bound_s, volume_bound_s
 from skyctl.planner.bottleneck.reach_table import ReachTable
 from skyctl.planner.cost_model import CostModel
-from skyctl.planner.verification import proof_by_witness
 from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.planner.verification.proofs import proof_by_witness
 from skyctl.records.plan import Plan, Witness
 from skyctl.records.problem import Device, Problem
 

@@ -16,7 +16,7 @@ from skyctl.planner.hybrid.set_bound import set_bound_s
 from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.planner.requirements import require_consistent
 from skyctl.planner.stage_memory import human_bytes
-from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
+from skyctl.planner.verification.proofs.hybrid_bound_proof import are_prices_enough
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.records.plan import Certificate, Plan, Strategy, Witness
 from skyctl.records.problem import Problem

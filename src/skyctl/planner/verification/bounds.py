@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skyctl.planner.verification import lower_bound
-from skyctl.planner.verification.data_bound import prove_data
-from skyctl.planner.verification.hybrid_bound_proof import prove_hybrid
 from skyctl.planner.verification.problem_data import Proof
+from skyctl.planner.verification.proofs import lower_bound
+from skyctl.planner.verification.proofs.data_bound import prove_data
+from skyctl.planner.verification.proofs.hybrid_bound_proof import prove_hybrid
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.planner.verification.verdict import TOLERANCE, Check, is_close
 from skyctl.records.plan import FormOutcome, Plan, Witness

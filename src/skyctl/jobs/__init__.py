@@ -1,0 +1,1 @@
+"""What commands do with a cluster: probe, compare, try, set up, clean, report."""

@@ -1,0 +1,267 @@
+"""What runs have seen since the probe, put to the problem that is planned. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from skyctl.learning.evidence import (
+    RATE_TOLERANCE,
+    Evidence,
+    LearnedEstimate,
+    Scale,
+    is_steady,
+    weigh,
+)
+from skyctl.learning.figure_uncertainty import (
+    LEAST_TIME,
+    combine_uncertainties,
+    link_uncertainty,
+    time_uncertainty,
+)
+from skyctl.learning.problem_from_profile import measured_shape
+from skyctl.records.cluster import node_of
+from skyctl.records.plan import Contradiction
+from skyctl.records.problem import Device, LayerTimes, Problem
+from skyctl.records.profile import LinkProfile, Observation, Profile
+
+LEAST_BYTES_SHARE = 0.5
+"""Part of a message's time that its bytes must have taken for a rate to be told from it."""
+
+MOST_SPREAD = 0.3
+"""Runs that are further apart say that something is wrong, not how long the next one will take."""
+
+DevicePair = tuple[str, str]
+Subject = tuple[str, "str | None"]
+"""A device and None, or a link's two devices."""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What to change of a problem: by device how many times its layers' seconds, by link another rate.
+
+    ``spreads``: by device, how far its runs were from each other, which makes its times less sure.
+    """
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[DevicePair, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+
+    def apply_to(self, problem: Problem) -> Problem:
+        """The problem with these times and rates."""
+        times = {
+            name: _scaled_times(known, self.factors.get(name, 1.0)) for name, known in problem.times.items()
+        }
+        links = tuple(
+            link.model_copy(update={"bandwidth_bytes_per_s": self.rates[link.source, link.target]})
+            if (link.source, link.target) in self.rates
+            else link
+            for link in problem.links
+        )
+        devices = tuple(map(self._corrected_device, problem.devices))
+        return problem.model_copy(update={"times": times, "links": links, "devices": devices})
+
+    def _corrected_device(self, device: Device) -> Device:
+        update: dict[str, Any] = {"action_s": device.action_s * self.factors.get(device.id, 1.0)}
+        if device.time_uncertainty is not None:
+            spread = self.spreads.get(device.id, 0.0)
+            update["time_uncertainty"] = combine_uncertainties(device.time_uncertainty, spread)
+        return device.model_copy(update=update)
+
+
+def _scaled_times(times: LayerTimes, factor: float) -> LayerTimes:
+    if factor == 1.0:
+        return times
+    return LayerTimes(
+        **{name: value and tuple(factor * s for s in value) for name, value in dict(times).items()}
+    )
+
+
+@dataclass(frozen=True)
+class LearnedEstimates:
+    """The estimates of a profile's devices (target None) and links, by (device, target)."""
+
+    by_subject: Mapping[Subject, LearnedEstimate] = field(default_factory=dict)
+    scales: Mapping[Subject, Scale] = field(default_factory=dict)
+    disturbed: tuple[Observation, ...] = ()
+
+    def factor(self, one: Observation) -> float:
+        """Seconds as seen ÷ as probed."""
+        return self.scales[one.device, one.target].factor_of(one)
+
+    def spreads(self) -> dict[str, float]:
+        """By device, how far its undisturbed runs were from what is believed of it, relative.
+
+        The standard deviation of ln(seen ÷ believed); of a single run its distance from the probe. Runs that
+        were shown to be of something that passed are left out, and devices that no run has seen.
+        """
+        found = {}
+        for (device, target), known in self.by_subject.items():
+            seen = [math.log(self.factor(one)) for one in (*known.sources, *known.contradictions)]
+            if target is None and seen:
+                middle = math.log(known.factor) if len(seen) > 1 else 0.0
+                squares = sum((value - middle) ** 2 for value in seen)
+                found[device] = min(MOST_SPREAD, math.sqrt(squares / max(1, len(seen) - 1)))
+        return found
+
+    @property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """The newest observation of each device and link that nothing has settled, devices first."""
+        found = []
+        for (device, target), known in sorted(self.by_subject.items(), key=lambda item: item[0][1] or ""):
+            if known.contradictions:
+                one = known.contradictions[-1]
+                found.append(
+                    Contradiction(
+                        run_id=one.run_id,
+                        seen=one.seen,
+                        device=device,
+                        target=target,
+                        factor=self.factor(one),
+                        believed=known.factor,
+                    )
+                )
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class LearnedCorrections:
+    """What a profile's evidence says at one microbatch size, and the estimates that it comes from."""
+
+    corrections: Corrections = Corrections()
+    estimates: LearnedEstimates = LearnedEstimates()
+
+
+def learn_corrections(profile: Profile, microbatches: int) -> LearnedCorrections:
+    """Corrections by what was seen of the profile's workload since the probe, weighed against its figures.
+
+    A size that no run has used takes what was seen of the device at another size: else sizes that were never
+    tried would always look better, or worse, than those that were.
+    """
+    if profile.workload is None or not (profile.observations or profile.remeasurements):
+        return LearnedCorrections()
+    size = measured_shape(profile, microbatches).microbatch_size
+    found = estimate_profile(profile)
+    factors: dict[str, float] = {}
+    rates: dict[DevicePair, float] = {}
+    for (device, target), known in found.by_subject.items():
+        if not known.sources and known.remeasured is None:
+            continue
+        if target is None:
+            sources = [one for one in known.sources if one.microbatch_size == size] or known.sources
+            factors[device] = found.scales[device, None].median(sources) if sources else known.factor
+        elif (link := _link_of(profile, device, target)) is not None:
+            rates[device, target] = (link.bandwidth_bytes_per_s or 0.0) / known.factor
+    return LearnedCorrections(Corrections(factors, rates, found.spreads()), found)
+
+
+def estimate_profile(profile: Profile) -> LearnedEstimates:
+    """What is believed of each device and link that anything was seen of since the probe.
+
+    Where one device of a run was disturbed or is in doubt, nothing else of that run counts: its neighbours
+    waited for it, and had a machine that they share to themselves.
+    """
+    if profile.workload is None:
+        return LearnedEstimates()
+    looks = [one for one in profile.remeasurements if _is_newer(one, probed_at(profile, one))]
+    mine = [
+        one
+        for one in profile.observations
+        if one.digest == profile.workload.digest and _is_newer(one, probed_at(profile, one))
+    ]
+    usable = [one for one in mine if one.target is None or _tells_rate(profile, one)]
+    scales = _scales(profile, [*usable, *looks])
+    doubted = [one for known in _weigh_all([*usable, *looks], scales).values() for one in _doubted(known)]
+    runs = {one.run_id for one in doubted if one.target is None}
+    runs |= {one.run_id for one in usable if one.target is None and not is_steady(one)}
+    left = [one for one in usable if one.run_id not in runs or one in doubted or not is_steady(one)]
+    found = _weigh_all([*left, *looks], scales)
+    told = [one for known in found.values() for one in (*_doubted(known), *known.sources)]
+    disturbed = tuple(one for one in mine if not is_steady(one) and one not in told)
+    return LearnedEstimates(found, scales, disturbed)
+
+
+def _doubted(known: LearnedEstimate) -> tuple[Observation, ...]:
+    return (*known.contradictions, *(gone.observation for gone in known.dismissals))
+
+
+def _weigh_all(
+    evidence: Sequence[Evidence], scales: Mapping[Subject, Scale]
+) -> dict[Subject, LearnedEstimate]:
+    by_subject: dict[Subject, list[Evidence]] = {}
+    for one in evidence:
+        if (one.device, one.target) in scales:
+            by_subject.setdefault((one.device, one.target), []).append(one)
+    return {subject: weigh(found, scales[subject]) for subject, found in by_subject.items()}
+
+
+def _scales(profile: Profile, evidence: Iterable[Evidence]) -> dict[Subject, Scale]:
+    """How the evidence of each device and link is read; none for what the profile has no figures of."""
+    scales: dict[Subject, Scale] = {}
+    for one in evidence:
+        if one.target is None:
+            scales[one.device, None] = Scale(_time_factor, _time_uncertainty(profile, one.device))
+        elif (link := _link_of(profile, one.device, one.target)) is not None:
+            reading = _RateReading(link.latency_s or 0.0, link.bandwidth_bytes_per_s or 1.0)
+            scales[one.device, one.target] = Scale(reading.factor, link_uncertainty(link), RATE_TOLERANCE)
+    return scales
+
+
+def _time_factor(one: Observation) -> float:
+    return one.seen_s / one.probed_s
+
+
+@dataclass(frozen=True)
+class _RateReading:
+    """The probe's figures of a link, by which a message's seconds are read."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def factor(self, one: Observation) -> float:
+        """Seconds of a message's bytes ÷ the probe's."""
+        return (one.seen_s - self.latency_s) * self.bandwidth_bytes_per_s / (one.message_bytes or 1.0)
+
+
+def _tells_rate(profile: Profile, one: Observation) -> bool:
+    """Whether at least ``LEAST_BYTES_SHARE`` of a message's time was its bytes."""
+    link = _link_of(profile, one.device, one.target or "")
+    if link is None or not one.message_bytes:
+        return False
+    return one.seen_s - (link.latency_s or 0.0) >= LEAST_BYTES_SHARE * one.seen_s
+
+
+def _time_uncertainty(profile: Profile, device_id: str) -> float:
+    """Of the probe's figures of a device's layers, at the size where they are known least."""
+    shapes = profile.workload.shapes if profile.workload is not None else ()
+    found = [time_uncertainty(d, shape) for d in profile.devices if d.id == device_id for shape in shapes]
+    return max(found, default=LEAST_TIME)
+
+
+def _link_of(profile: Profile, source: str, target: str) -> LinkProfile | None:
+    """The probe's figures between two devices; None where it has none."""
+    nodes = node_of(source), node_of(target)
+    for link in profile.links:
+        if (link.source, link.target) == nodes and None not in (link.latency_s, link.bandwidth_bytes_per_s):
+            return link
+    return None
+
+
+def probed_at(profile: Profile, one: Evidence) -> str:
+    """When the probe measured the same thing (ISO)."""
+    if one.target is None:
+        dates = [device.measured for device in profile.devices if device.id == one.device]
+    else:
+        nodes = node_of(one.device), node_of(one.target)
+        dates = [link.measured for link in profile.links if (link.source, link.target) == nodes]
+    return (dates[0] if dates else None) or profile.created
+
+
+def _is_newer(one: Evidence, date: str) -> bool:
+    try:
+        return datetime.fromisoformat(one.seen) >= datetime.fromisoformat(date)
+    except (ValueError, TypeError):
+        return False

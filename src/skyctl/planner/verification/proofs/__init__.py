@@ -1,0 +1,1 @@
+"""Ways to prove that no plan is faster than a bound, each by itself."""

@@ -1,0 +1,1 @@
+"""The plan that options ask for: its parallelism, schedule and backend."""

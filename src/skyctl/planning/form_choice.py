@@ -1,0 +1,249 @@
+"""Which form of plans: what each comes to for the same batch, and the simplest that is hardly slower.
+
+A plan is simpler the less can go wrong with it: one device needs no other; with data parallelism the devices
+meet once a step, and each has the whole model if the others are lost; in a pipeline every microbatch waits
+for every link; several pipelines have both kinds of traffic. The order goes by what a plan is, not by the
+form it was looked for in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from skyctl.errors import InfeasibleError, InputError, UndecidedError, WorkloadError
+from skyctl.planner.problem_parts import with_devices
+from skyctl.planning.schedule_choice import NEAR_BEST
+from skyctl.records.plan import FormOutcome, Plan
+from skyctl.records.problem import Objective, Parallel, Problem, SyncRoutes
+from skyctl.records.rhythm import Rhythm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ParallelChoice = Parallel | Literal["auto"]
+
+DATA: Parallel = "data"
+HYBRID: Parallel = "hybrid"
+PIPELINE: Parallel = "pipeline"
+FORMS: tuple[Parallel, ...] = get_args(Parallel)
+STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
+"""Schedules that order a pipeline's stages: those that plans of several pipelines can't have."""
+HOLDERS_ONLY: tuple[SyncRoutes, ...] = ("server", "trees")
+"""Routes between devices that hold all layers each: those that hybrids don't have."""
+
+FormSearch = Callable[[Parallel, float], Plan]
+"""(form, time limit in seconds) → its best plan; raises InfeasibleError or UndecidedError."""
+
+
+@dataclass(frozen=True)
+class FormResult:
+    """What looking for plans of one form came to.
+
+    Attributes:
+        plan: the best that was found.
+        reason: why there is none.
+        fits: False: proved that none fits the devices.
+        looked: False: what was asked for does not go with the form.
+    """
+
+    parallel: Parallel
+    plan: Plan | None = None
+    reason: str | None = None
+    fits: bool = True
+    looked: bool = True
+
+
+def form_contradictions(
+    *,
+    schedule: str | None,
+    objective: Objective | None,
+    sync: SyncRoutes | None,
+    sums: Sequence[str],
+    stale: bool = False,
+    helpers: bool,
+    whole_blocks: bool,
+) -> dict[Parallel, str]:
+    """By form that does not go with what was asked for, why not; forms that do are left out.
+
+    Args:
+        schedule: as asked for; None or ``auto``: any.
+        objective: of the problem.
+        sync: the routes that were asked for.
+        sums: the options given that say how gradients are summed (``--sync``, ``--sync-format``).
+        stale: whether a parameter server is to take the place of sums.
+        helpers: whether devices were named that hold nothing.
+        whole_blocks: whether cuts may lie between transformer blocks only.
+    """
+    found: dict[Parallel, str] = {}
+    if sums:
+        found[PIPELINE] = f"{sums[0]} says how gradients are summed, and one pipeline sums none"
+    if stale:
+        needed = "with --staleness one device holds the weights for others that hold all layers, too"
+        found |= {PIPELINE: needed, HYBRID: needed}
+    several: str | None = None
+    if schedule in STAGE_ORDERS:
+        several = f"schedule {schedule} goes with one pipeline only"
+    elif objective == "bottleneck":
+        several = "objective bottleneck looks at the slowest stage of one pipeline"
+    elif whole_blocks:
+        several = "--whole-blocks says where one pipeline is cut"
+    if several is not None:
+        found |= {DATA: several, HYBRID: several}
+    elif sync in HOLDERS_ONLY:
+        found[HYBRID] = f"--sync {sync} goes with --parallel data only"
+    elif helpers:
+        found[HYBRID] = "devices that only help to sum go with --parallel data only"
+    return found
+
+
+def forms_not_exported(trainer: str) -> dict[Parallel, str]:
+    """The forms that another trainer does not take, and why; ``trainer``: as --export names it."""
+    reason = f"--export {trainer}: {trainer} takes one pipeline"
+    return {DATA: reason, HYBRID: reason}
+
+
+def forms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
+    """The forms that can't train a model of these layers, as its gradients can't be summed, and why."""
+    from skyctl.worker.sums.summed_gradients import check_summable
+
+    try:
+        check_summable(layers)
+    except WorkloadError as exc:
+        return {DATA: exc.message, HYBRID: exc.message}
+    return {}
+
+
+def choose_form(search: FormSearch, left_out: Mapping[Parallel, str], limit_s: float) -> Plan:
+    """The simplest plan within ``NEAR_BEST`` of the fastest of all forms; it says what each form came to.
+
+    Args:
+        left_out: forms that are not looked at, and why.
+        limit_s: seconds for all forms together; each gets an equal part of what is left.
+
+    Raises:
+        InputError: no form is left.
+        InfeasibleError: proved for every form that is left.
+        UndecidedError: for some nothing was found, and nothing proved.
+    """
+    deadline = time.perf_counter() + limit_s
+    found = []
+    wanted = [form for form in FORMS if form not in left_out]
+    for form in FORMS:
+        if form in left_out:
+            found.append(FormResult(form, reason=left_out[form], looked=False))
+            continue
+        left_s = max(0.0, deadline - time.perf_counter())
+        found.append(look_for(form, search, left_s / (len(wanted) - wanted.index(form))))
+    chosen = choose_among(found)
+    if chosen is None:
+        raise _failure(found)
+    return chosen
+
+
+def look_for(form: Parallel, search: FormSearch, limit_s: float) -> FormResult:
+    """What looking for plans of one form comes to."""
+    try:
+        return FormResult(form, search(form, limit_s))
+    except (InfeasibleError, UndecidedError) as exc:
+        return FormResult(form, reason=exc.message, fits=not isinstance(exc, InfeasibleError))
+
+
+def in_form(problem: Problem, parallel: Parallel) -> Problem:
+    """The same problem for plans of another form; one of rounds has no other.
+
+    A pipeline's has no devices that are to hold nothing, and no rhythm of sums; that of several pipelines has
+    no schedule that only one can have. A parameter server is between devices that hold all layers each, so
+    others sum.
+
+    Raises:
+        InfeasibleError: for a pipeline, and all devices are to help.
+    """
+    if problem.rhythm.is_rounds:
+        return problem
+    if parallel == "pipeline" and problem.helpers:
+        left = {device.id for device in problem.devices} - {*problem.helpers}
+        if not left:
+            raise InfeasibleError(
+                "every device is to help, and none is left that may hold the model",
+                hint="name fewer helpers (--helper)",
+            )
+        problem = with_devices(problem, left)
+    update: dict[str, Any] = {"parallel": parallel}
+    if parallel == "pipeline":
+        update["rhythm"] = Rhythm()
+    elif problem.schedule in STAGE_ORDERS:
+        update["schedule"] = "1f1b"
+    if parallel != "data" and problem.rhythm.is_stale:
+        update["rhythm"] = Rhythm()
+    return problem.model_copy(update=update)
+
+
+def choose_among(found: Sequence[FormResult]) -> Plan | None:
+    """The simplest plan within ``NEAR_BEST`` of the fastest, with what each form came to; None: no plan.
+
+    Of plans as simple it is the one of the form that comes first.
+    """
+    made = [one.plan for one in found if one.plan is not None and one.looked]
+    if not made:
+        return None
+    limit_s = min(plan.step_s for plan in made) * (1 + NEAR_BEST)
+    near = [plan for plan in made if plan.step_s <= limit_s]
+    chosen = min(near, key=lambda plan: (intricacy(plan), FORMS.index(plan.problem.parallel)))
+    return chosen.model_copy(update={"forms": tuple(_outcome(one, chosen) for one in found)})
+
+
+def intricacy(plan: Plan) -> int:
+    """0: one device; 1: devices that hold all layers each; 2: one pipeline; 3: several."""
+    stages = len(plan.placed_stages)
+    if stages == 1:
+        return 0
+    if len(plan.pipelines) == 1:
+        return 2
+    return 1 if len(plan.pipelines) == stages else 3
+
+
+def _outcome(found: FormResult, chosen: Plan) -> FormOutcome:
+    """As the plan that was chosen records it.
+
+    A form's bound is kept where its problem has the chosen one's microbatches: only then can it be found
+    again from the plan.
+    """
+    plan = found.plan if found.looked else None
+    if plan is None:
+        return FormOutcome(
+            parallel=found.parallel,
+            fits=found.fits,
+            iteration_s=None,
+            lower_bound_s=None,
+            reason=found.reason,
+        )
+    sure = plan.certificate
+    comparable = plan.problem.microbatches == chosen.problem.microbatches
+    bound_s = sure.lower_bound_s if comparable and plan.problem.objective == "iteration" else None
+    return FormOutcome(
+        parallel=found.parallel,
+        fits=True,
+        iteration_s=plan.predicted.iteration_s,
+        lower_bound_s=bound_s,
+        schedule=plan.problem.schedule,
+        witness=sure.witness if bound_s is not None else None,
+    )
+
+
+def _failure(found: Sequence[FormResult]) -> InfeasibleError | UndecidedError | InputError:
+    """The error to raise where no form has a plan."""
+    looked = [one for one in found if one.looked]
+    each = "".join(f"\n  {one.parallel}: {one.reason}" for one in found)
+    if not looked:
+        return InputError(f"no form of plans goes with these options:{each}", hint="leave one of them out")
+    if any(one.fits for one in looked):
+        return UndecidedError(
+            f"no plan was found in time:{each}", hint="a longer --time-limit, or one form (--parallel)"
+        )
+    return InfeasibleError(
+        f"no form gives a plan that fits:{each}",
+        hint="add memory or a machine, or use more microbatches (smaller ones)",
+    )

@@ -1,0 +1,175 @@
+"""The best plan of what a profile has measured, and what is to carry its tensors (``--backend``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from skyctl.errors import InfeasibleError, UndecidedError
+from skyctl.learning.cluster_changes import machines_of
+from skyctl.learning.corrections import estimate_profile
+from skyctl.planner.api import predict
+from skyctl.planner.routes.route_names import name_routes
+from skyctl.planning.backend_choice import (
+    devices_in,
+    profile_over,
+    reason_for_ours,
+    replanned_choice,
+    uncarried,
+    weigh_gloo,
+    with_message_costs,
+    with_ring_costs,
+)
+from skyctl.planning.form_choice import DATA, HYBRID
+from skyctl.planning.plan_creation import FLOAT32, forms_left_out, plan_best, problems_of
+from skyctl.planning.plan_options import PlanOptions
+from skyctl.records.backend import AUTO, GLOO, NCCL, SKYCTL, Backend, BackendChoice, BackendReason
+from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.profile import Profile
+
+
+def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef | None = None) -> Plan:
+    """The best plan of the strategy over the schedules and numbers of microbatches that may be chosen.
+
+    Raises:
+        InputError: the backend asked for carries no device's tensors.
+        InfeasibleError: proved for every one of them.
+        UndecidedError: for some nothing was found, and nothing proved.
+    """
+    options = options.settled_form().with_chosen_schedule()
+    best = _plan_backend(profile, options)
+    ids = [device.id for device in best.problem.devices]
+    doubts = estimate_profile(profile).contradictions if options.learn else ()
+    update = {
+        "workload": _compared(workload, profile) or best.workload,
+        "machines": machines_of(profile, ids),
+        "encrypted": profile.encrypted,
+        "contradictions": tuple(one for one in doubts if {one.device, one.target or one.device} <= set(ids)),
+    }
+    return best.model_copy(update=update)
+
+
+def _plan_backend(profile: Profile, options: PlanOptions) -> Plan:
+    """The best plan over what is to carry its tensors, which it keeps."""
+    asked = options.backend
+    if asked is None:
+        return plan_best(problems_of(profile, options), options)
+    if asked == AUTO:
+        return _plan_any_backend(profile, options)
+    named = asked.backend if isinstance(asked, BackendChoice) else cast("Backend", asked)
+    costs, unknown = profile_over(profile, named, options.only_nodes)
+    made = (
+        _plan_over_gloo(costs, options) if named == GLOO else plan_best(problems_of(costs, options), options)
+    )
+    if named == NCCL and made.helpers:  # they sum in a processor's memory
+        options = replace(options, helpers=[], parallel=made.problem.parallel)
+        made = plan_best(problems_of(costs, options), options)
+    choice = replanned_choice(asked, made) if isinstance(asked, BackendChoice) else None
+    if choice is None:
+        known = GLOO if named == GLOO and not unknown else SKYCTL
+        choice = BackendChoice(backend=named, reason="asked", about=tuple(unknown), costs=known)
+    other = SKYCTL if choice.costs == GLOO else GLOO if choice.reason == "slower" else None
+    return _with_choice(made, choice, profile, options, other)
+
+
+def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
+    """The best plan over Gloo or NCCL, where nothing speaks for ours; else over ours, and what does.
+
+    Over Gloo it is searched for first; so there are two searches only where Gloo would be slower.
+    """
+    nodes = options.only_nodes
+    devices = [device for device in profile.devices if nodes is None or device.node in nodes]
+    names = [device.id for device in devices]
+    reason = _reason_for_ours(profile, options, names)
+    if reason is None and not uncarried(GLOO, names):
+        costs, unknown = profile_over(profile, GLOO, nodes)
+        if unknown:
+            reason = "unmeasured", tuple(unknown)
+        else:
+            made = _plan_over_gloo(costs, options)
+            ours_s = _step_over(SKYCTL, made, profile, options)
+            choice = weigh_gloo(made.predicted.iteration_s, ours_s, made.helpers)
+            if choice.backend == GLOO:
+                return made.model_copy(update={"backend": choice})
+            reason = choice.reason, choice.about
+    made = plan_best(problems_of(profile, options), options)
+    own = devices_in(made)
+    if uncarried(GLOO, names) and not uncarried(NCCL, own):  # of several kinds it has chosen one
+        reason = _reason_for_ours(profile, options, own, made.helpers)
+    if reason is None:
+        return made.model_copy(update={"backend": BackendChoice(backend=NCCL, reason="cuda")})
+    choice = BackendChoice(backend=SKYCTL, reason=reason[0], about=reason[1])
+    return _with_choice(made, choice, profile, options, GLOO if choice.reason == "slower" else None)
+
+
+def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
+    """The best plan over Gloo: sums go over skyctl's routes, or in a ring by Gloo's own collective.
+
+    That takes less of the processors, by which a ring may be the fastest where links are.
+
+    Args:
+        costs: the profile as if messages went over Gloo.
+    """
+    made = plan_best(problems_of(costs, options), options)
+    asked = options.sync in (None, "auto", "ring") and options.sync_format in (None, FLOAT32)
+    plain = options.rhythm is None or options.rhythm.is_synchronous
+    is_open = options.parallel == DATA or (
+        options.parallel == AUTO and DATA not in forms_left_out(options, made.problem)
+    )
+    if not (asked and plain and is_open) or made.problem.rhythm.is_rounds:
+        return made
+    rings = with_ring_costs(costs, costs.links)
+    if rings is None or len(costs.devices) < 2:
+        return made
+    in_ring = replace(options, parallel=DATA, sync="ring", helpers=None)
+    try:
+        other = plan_best(problems_of(rings, in_ring), in_ring)
+    except (InfeasibleError, UndecidedError):
+        return made
+    alike = made.sync is not None and name_routes(made.sync.groups[0].routes).kind == "ring"
+    if other.sync is None or not (alike or other.predicted.iteration_s < made.predicted.iteration_s):
+        return made
+    unproved = {"lower_bound_s": None, "witness": None}
+    by_form: dict[str, dict[str, Any]] = {
+        DATA: {"iteration_s": other.predicted.iteration_s, **unproved},
+        HYBRID: unproved,  # its sums would not go in rings, and take more of processors
+    }
+    forms = tuple(one.model_copy(update=by_form.get(one.parallel, {})) for one in made.forms)
+    return other.model_copy(update={"forms": forms})
+
+
+def _reason_for_ours(
+    profile: Profile, options: PlanOptions, devices: Sequence[str], helpers: Sequence[str] = ()
+) -> tuple[BackendReason, tuple[str, ...]] | None:
+    return reason_for_ours(
+        encrypt=profile.encrypted,
+        pins=options.first_stage is not None or options.last_stage is not None,
+        helpers=[*(options.helpers or ()), *helpers],
+        devices=devices,
+        addresses={node.name: node.address for node in profile.nodes},
+    )
+
+
+def _with_choice(
+    made: Plan, choice: BackendChoice, profile: Profile, options: PlanOptions, other: Backend | None
+) -> Plan:
+    """The plan with that choice, and its step over another backend (None: over none)."""
+    if other is not None:
+        step_s = _step_over(other, made, profile, options)
+        choice = choice.model_copy(update={"alternative": other, "alternative_s": step_s})
+    return made.model_copy(update={"backend": choice})
+
+
+def _step_over(backend: Backend, made: Plan, profile: Profile, options: PlanOptions) -> float:
+    """Predicted seconds of a step of the same placement over that backend."""
+    costs, _ = profile_over(profile, backend, options.only_nodes)
+    [other] = problems_of(costs, replace(options, microbatches=made.problem.microbatches))
+    return predict(with_message_costs(made.problem, other), made).iteration_s
+
+
+def _compared(workload: WorkloadRef | None, profile: Profile) -> WorkloadRef | None:
+    """The workload with what the profile says of its cut."""
+    if workload is None or profile.workload is None:
+        return workload
+    return workload.model_copy(update={"uncompared": profile.workload.comparison.doubt})

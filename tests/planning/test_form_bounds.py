@@ -1,0 +1,66 @@
+"""What a plan says of the forms it was chosen among is proved again by ``verify``, or refused by form."""
+
+import pytest
+from tests.planner.hybrid_problems import random_hybrid_problem
+
+from skyctl import plan, verify
+from skyctl.planning.form_choice import choose_form
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    problem = random_hybrid_problem(4, devices=(4, 4), layers=(4, 4), microbatches=(4, 4))
+    return choose_form(
+        lambda form, s: plan(problem.model_copy(update={"parallel": form}), time_limit_s=s), {}, 20
+    )
+
+
+def checks_of(made):
+    return {
+        check.name: check for check in verify(made.problem, made).checks if check.name.startswith("form ")
+    }
+
+
+def test_bounds_of_all_forms_are_proved_again(chosen):
+    found = checks_of(chosen)
+    assert list(found) == ["form pipeline", "form data", "form hybrid"]
+    assert all(check.ok for check in found.values()), found
+    assert all(one.lower_bound_s is not None for one in chosen.forms)
+    assert any(check.checked for check in found.values())
+
+
+@pytest.mark.parametrize("form", ["pipeline", "data", "hybrid"])
+def test_a_bound_above_what_was_found_is_refused(chosen, form):
+    forged = [
+        one.model_copy(update={"lower_bound_s": one.iteration_s * 1.01}) if one.parallel == form else one
+        for one in chosen.forms
+    ]
+    made = chosen.model_copy(update={"forms": tuple(forged)})
+    found = checks_of(made)
+    assert not found[f"form {form}"].ok
+    assert not verify(made.problem, made).ok
+
+
+def test_a_bound_that_is_too_high_is_not_taken_for_proved_where_the_step_is_forged_as_well(chosen):
+    forged = [
+        one.model_copy(update={"lower_bound_s": one.iteration_s * 1.5, "iteration_s": one.iteration_s * 2})
+        if one.parallel != chosen.problem.parallel
+        else one
+        for one in chosen.forms
+    ]
+    found = checks_of(chosen.model_copy(update={"forms": tuple(forged)}))
+    others = [check for name, check in found.items() if name != f"form {chosen.problem.parallel}"]
+    assert len(others) == 2
+    assert not any(check.ok and check.checked for check in others), others
+
+
+def test_the_plans_own_form_says_its_own_step(chosen):
+    forged = [
+        one.model_copy(update={"iteration_s": one.iteration_s * 2})
+        if one.parallel == chosen.problem.parallel
+        else one
+        for one in chosen.forms
+    ]
+    assert not checks_of(chosen.model_copy(update={"forms": tuple(forged)}))[
+        f"form {chosen.problem.parallel}"
+    ].ok
