@@ -182,7 +182,7 @@ class CompareOptions(
             only_nodes=[node.name for node in target.cluster.nodes],
             backend=self.placement_backend(target.cluster, encrypt=self.encrypt),
         )
-        options = options.settled_form()  # of rounds there is one form
+        options = options.resolved_form()  # of rounds there is one form
         # who asks for shares of samples wants to know whether they pay
         shared = options.parallel in (DATA, HYBRID)
         beside = shared and options.owners is None

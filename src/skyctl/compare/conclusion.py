@@ -18,7 +18,7 @@ from skyctl.compare.outcome import (
     summarize_outcomes,
 )
 from skyctl.compare.step_seconds import (
-    Uneven,
+    StepVariation,
     measured_step_s,
     predicted_step_s,
     ratio_errors,
@@ -121,7 +121,9 @@ def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
     return min(near, key=rank).strategy
 
 
-def compare_plans(one: StrategyOutcome, other: StrategyOutcome, uneven: Uneven | None = None) -> Gain | None:
+def compare_plans(
+    one: StrategyOutcome, other: StrategyOutcome, uneven: StepVariation | None = None
+) -> Gain | None:
     """How many times as fast ``one`` is as ``other``; None where either has no plan, or takes no time.
 
     Args:

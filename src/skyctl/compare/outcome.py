@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from skyctl.compare.step_seconds import (
-    Uneven,
+    StepVariation,
     mean_step_s,
     measured_steps,
     predicted_interval,
@@ -203,7 +203,7 @@ def _bounds(outcomes: Sequence[StrategyOutcome]) -> list[tuple[Problem, float]]:
 
 
 def _row(
-    outcome: StrategyOutcome, bounds: list[tuple[Problem, float]], uneven: Uneven | None
+    outcome: StrategyOutcome, bounds: list[tuple[Problem, float]], uneven: StepVariation | None
 ) -> ComparisonRow:
     """The outcome's row, without its speed-ups."""
     plan, measurement = outcome.plan, outcome.measurement

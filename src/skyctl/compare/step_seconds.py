@@ -16,11 +16,11 @@ from skyctl.records.interval import INTERVAL_SHARE, Interval
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 
-Uneven = Mapping[str, Sequence[float]]
+StepVariation = Mapping[str, Sequence[float]]
 """By device, how uneven its steps are (``Device.step_factors``); those whose steps are even are left out."""
 
 
-def uneven_steps(plans: Iterable[Plan | None]) -> Uneven | None:
+def uneven_steps(plans: Iterable[Plan | None]) -> StepVariation | None:
     """How uneven devices' steps are, where one of the plans has a parameter server; None: none has."""
     stale = [plan.problem for plan in plans if plan is not None and plan.predicted.stale is not None]
     if not stale:
@@ -33,12 +33,12 @@ def uneven_steps(plans: Iterable[Plan | None]) -> Uneven | None:
     }
 
 
-def predicted_step_s(plan: Plan, uneven: Uneven | None) -> float:
+def predicted_step_s(plan: Plan, uneven: StepVariation | None) -> float:
     """Predicted seconds for the samples of a step. ``uneven``: ``uneven_steps`` of all that is compared."""
     return plan.step_s if uneven is None else long_run_step_s(plan, uneven)
 
 
-def predicted_interval(plan: Plan, uneven: Uneven | None) -> Interval | None:
+def predicted_interval(plan: Plan, uneven: StepVariation | None) -> Interval | None:
     """Where that may lie; None: unknown, as it is on average."""
     interval = plan.predicted.interval
     if interval is None or uneven is not None:
@@ -59,7 +59,7 @@ def mean_step_s(plan: Plan, done: Measurement) -> float:
     return (fmean(_settled(done)) if mean_s is None else mean_s) / plan.steps_per_iteration
 
 
-def measured_step_s(plan: Plan, done: Measurement | None, uneven: Uneven | None) -> float | None:
+def measured_step_s(plan: Plan, done: Measurement | None, uneven: StepVariation | None) -> float | None:
     """Seconds of a run's step that are compared: the median, or beside a parameter server the mean.
 
     Args:

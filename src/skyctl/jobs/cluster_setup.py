@@ -77,7 +77,7 @@ def set_up_cluster(
 
             if remove:
                 return remove_environments(session, entry, job, report_node)
-            return NodeInstaller(session, entry, job, fetcher, report_node).mend()
+            return NodeInstaller(session, entry, job, fetcher, report_node).install()
 
         for name, failure in reached.failures.items():
             report(name, failure.message, -1)

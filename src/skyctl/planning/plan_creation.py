@@ -103,7 +103,7 @@ def plan_run(
     if options.parallel == AUTO and plan.problem.parallel == PIPELINE and not plan.forms:
         unknown = f"run {done.run_id} was planned without what sums take (a plan from the profile has that)"
         options = replace(options, left_out={DATA: unknown, HYBRID: unknown})
-    options = options.settled_form().with_chosen_schedule()
+    options = options.resolved_form().with_chosen_schedule()
     problem, words = correct_from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
     problem = override_problem(problem, options, pin_first, pin_last, dtype)
@@ -123,7 +123,7 @@ def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     Raises: see ``plan_profile``.
     """
     deadline = time.perf_counter() + options.time_limit_s
-    options = options.settled_form()
+    options = options.resolved_form()
     if options.parallel == AUTO and candidates[0].rhythm.is_rounds:
         options = replace(options, parallel=candidates[0].parallel)  # rounds have no other form
     if options.parallel == AUTO:

@@ -37,7 +37,7 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    options = options.settled_form().with_chosen_schedule()
+    options = options.resolved_form().with_chosen_schedule()
     best = _plan_backend(profile, options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()

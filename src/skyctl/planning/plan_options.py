@@ -76,7 +76,7 @@ class PlanOptions:
             return replace(self, schedule=AUTO)
         return self
 
-    def settled_form(self) -> PlanOptions:
+    def resolved_form(self) -> PlanOptions:
         """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
         if self.parallel in (None, AUTO) and self.rhythm is not None and self.rhythm.is_rounds:
             return replace(self, parallel=DATA)

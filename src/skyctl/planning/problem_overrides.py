@@ -33,7 +33,7 @@ def override_problem(
     Raises:
         InputError: a pin or a helper names no device of the problem.
     """
-    options = options.settled_form()
+    options = options.resolved_form()
     given = {
         "schedule": None if options.schedule == AUTO else options.schedule,
         "objective": options.objective,

@@ -105,7 +105,7 @@ class NodeInstaller:
         self._pip = ""
         self._requirements = job.requirements.lines
 
-    def mend(self) -> NodeOutcome:
+    def install(self) -> NodeOutcome:
         """Looks, and makes what is lacking.
 
         Raises:

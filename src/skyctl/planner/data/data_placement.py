@@ -46,7 +46,7 @@ class HolderGroup:
         extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e. With a delay it
             is ready for the next step after that, its optimizer and its processor's part of sums included.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
-        beside_s: with a delay, what the whole sum takes, beside which the next step is computed; else 0.
+        overlapped_s: with a delay, what the whole sum takes, beside which the next step is computed; else 0.
     """
 
     holders: tuple[int, ...]
@@ -58,7 +58,7 @@ class HolderGroup:
     extra_s: tuple[float, ...]
     fill_s: float = 0.0
     delayed: bool = False
-    beside_s: float = 0.0
+    overlapped_s: float = 0.0
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -81,8 +81,8 @@ class HolderGroup:
         computed_s = max(m * t for m, t, _ in each)
         summed_s = max(m * t + e for m, t, e in each)
         if self.delayed:
-            waited_s = max(0.0, self.beside_s - summed_s)
-            return DataPlacement(self, tuple(shares), max(summed_s, self.beside_s), waited_s)
+            waited_s = max(0.0, self.overlapped_s - summed_s)
+            return DataPlacement(self, tuple(shares), max(summed_s, self.overlapped_s), waited_s)
         return DataPlacement(
             group=self,
             shares=tuple(shares),
@@ -93,7 +93,7 @@ class HolderGroup:
     def best_placement(self, microbatches: int, below_s: float = math.inf) -> DataPlacement | None:
         """The candidate with the best shares; None: too few microbatches, or no step below ``below_s``."""
         least_s = level_in_parts_s(microbatches, self.extra_s, self.microbatch_s) + self.after_s
-        least_s = max(least_s, self.beside_s)
+        least_s = max(least_s, self.overlapped_s)
         if microbatches < len(self.holders) or least_s >= below_s:
             return None
         placed = self.with_shares(best_shares(microbatches, self.extra_s, self.microbatch_s))
@@ -152,17 +152,17 @@ def fitting_group(model: HolderCosts, layout: Layout) -> HolderGroup | None:
     busy_s = [model.processor_byte_s(use, d, factor) * model.total_bytes for d in holders]
     extra_s = tuple(
         # a gradient is under way while earlier layers are computed; adding and sending take processor time
-        busy + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), busy)
+        busy + cost.optimizer_s if delayed else max(cost.exposure.unhidden_s(byte_s), busy)
         for busy, cost in zip(busy_s, costs, strict=True)
     )
     filled_s = 0.0  # a ring and a star fill no tree
     if layout.trees:
         chunk_bytes = chunk_bytes_at(byte_s, model.passes)
         filled_s = fill_s(model, layout.trees, holders, model.total_bytes, chunk_bytes)
-    beside_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
+    overlapped_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
     times = tuple(cost.microbatch_s for cost in costs)
     return HolderGroup(
-        holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s, delayed, beside_s
+        holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s, delayed, overlapped_s
     )
 
 

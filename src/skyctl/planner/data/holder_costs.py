@@ -49,7 +49,7 @@ class GradientExposure:
         self._hull = hull
         self._slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(hull)]
 
-    def at(self, seconds_per_byte: float) -> float:
+    def unhidden_s(self, seconds_per_byte: float) -> float:
         """Seconds from the end of the holder's computing to the last byte, if nobody else were later."""
         size, hidden_s = self._hull[bisect_left(self._slopes, seconds_per_byte)]
         return seconds_per_byte * size - hidden_s

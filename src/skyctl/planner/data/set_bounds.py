@@ -62,7 +62,9 @@ def set_bound_s(model: HolderCosts, holders: Sequence[int], byte_s: float) -> fl
         assert cost is not None
         times.append(cost.microbatch_s)
         passed_s = 2 * factor * model.problem.devices[d].message_byte_s * model.total_bytes
-        extras.append(passed_s + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), passed_s))
+        extras.append(
+            passed_s + cost.optimizer_s if delayed else max(cost.exposure.unhidden_s(byte_s), passed_s)
+        )
         optimizers.append(cost.optimizer_s)
     if model.microbatches < len(times):
         return math.inf

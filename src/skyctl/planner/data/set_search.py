@@ -57,7 +57,7 @@ class Incumbent:
         best: None where no device can hold all layers.
         usable: the devices that can.
         extra_s: by usable device, what a step takes there at least besides microbatches (``least_extras_s``).
-        beside_s: by usable device, with a delay what any sum takes that it has a part in; else 0.
+        overlapped_s: by usable device, with a delay what any sum takes that it has a part in; else 0.
         bound_s: what no plan can be faster than.
     """
 
@@ -66,7 +66,7 @@ class Incumbent:
         costs = {d: model.fitting_cost(d) for d in range(len(model.ids))}
         self.microbatch_s = {d: cost.microbatch_s for d, cost in costs.items() if cost is not None}
         self.usable = list(self.microbatch_s)
-        self.extra_s, self.beside_s = least_extras_s(model, self.usable)
+        self.extra_s, self.overlapped_s = least_extras_s(model, self.usable)
         self.best = best_alone(model)
         self.bound_s = _lower_bound_s(self)
         self._seen: set[tuple[int, ...]] = {(d,) for d in self.usable}
@@ -89,7 +89,7 @@ class Incumbent:
         times = [self.microbatch_s[d] for d in holders]
         extras = [self.extra_s[d] for d in holders]
         least_s = level_in_parts_s(self.model.microbatches, extras, times)
-        if max(least_s, *(self.beside_s[d] for d in holders)) >= self.best.iteration_s:
+        if max(least_s, *(self.overlapped_s[d] for d in holders)) >= self.best.iteration_s:
             return False
         found = best_of_set(self.model, holders, self.best.iteration_s)
         self.best = found or self.best
@@ -174,7 +174,7 @@ def few_sets(incumbent: Incumbent) -> bool:
 def _growing(incumbent: Incumbent) -> Iterator[tuple[int, ...]]:
     """Sets of the first 2, 3, … devices in three orders: fast, with a fast line, with little of both."""
     times = incumbent.microbatch_s
-    extra_s = {d: incumbent.extra_s[d] + incumbent.beside_s[d] for d in incumbent.usable}
+    extra_s = {d: incumbent.extra_s[d] + incumbent.overlapped_s[d] for d in incumbent.usable}
     keys: tuple[Callable[[int], float], ...] = (
         times.__getitem__,
         extra_s.__getitem__,
@@ -242,7 +242,7 @@ def least_extras_s(model: HolderCosts, usable: Sequence[int]) -> tuple[dict[int,
         if model.problem.rhythm.delay:
             out[d], beside[d] = passed_s + cost.optimizer_s, byte_s * model.total_bytes + latency_s
         else:
-            out[d] = max(cost.exposure.at(byte_s), passed_s) + latency_s + cost.optimizer_s
+            out[d] = max(cost.exposure.unhidden_s(byte_s), passed_s) + latency_s + cost.optimizer_s
     return out, beside
 
 
@@ -256,13 +256,13 @@ def _lower_bound_s(incumbent: Incumbent) -> float:
     if len(incumbent.usable) < 2:
         return alone_s
     # those that take part have no longer sums than the slowest of them, so the quickest of them at least do
-    beside_s = incumbent.beside_s
-    order = sorted(incumbent.usable, key=beside_s.__getitem__)
+    overlapped_s = incumbent.overlapped_s
+    order = sorted(incumbent.usable, key=overlapped_s.__getitem__)
     return min(
         alone_s,
         *(
-            max(sum_s, _level_s(incumbent, [d for d in order if beside_s[d] <= sum_s]))
-            for sum_s in sorted(set(beside_s.values()))
+            max(sum_s, _level_s(incumbent, [d for d in order if overlapped_s[d] <= sum_s]))
+            for sum_s in sorted(set(overlapped_s.values()))
         ),
     )
 

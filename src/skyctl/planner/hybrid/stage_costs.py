@@ -36,7 +36,7 @@ class StageCosts:
         starts, stops: by range, its first layer and the one after its last.
         sizes: by row, how many devices it stands for.
         fixed_s, microbatch_s: by row and range; ``fixed_s`` infinite where the range has no place there.
-        beside_s: by row and range, with a delay what its sums take; no step is shorter.
+        overlapped_s: by row and range, with a delay what its sums take; no step is shorter.
         most: by row and range, microbatches that its memory allows, and of a step all but one.
     """
 
@@ -54,7 +54,7 @@ class StageCosts:
             key = b"".join(part.tobytes() for part in costs)
             rows.setdefault(key, [0, costs])[0] += 1
         self.sizes: Ints = np.array([size for size, _ in rows.values()], dtype=np.int64)
-        self.fixed_s, self.microbatch_s, self.most, self.beside_s = (
+        self.fixed_s, self.microbatch_s, self.most, self.overlapped_s = (
             np.stack([costs[k] for _, costs in rows.values()]) for k in range(4)
         )
 
@@ -64,7 +64,7 @@ class StageCosts:
             left_s = limit_s * (1 + ROOM) - self.fixed_s
             counts = np.where(left_s < 0, 0.0, np.floor(left_s / self.microbatch_s))
         counts[np.isnan(counts)] = np.inf  # no time is left, and none is needed
-        counts[self.beside_s > limit_s * (1 + ROOM)] = 0.0
+        counts[self.overlapped_s > limit_s * (1 + ROOM)] = 0.0
         out: Floats = np.minimum(counts, self.most)
         return out
 
@@ -84,8 +84,8 @@ class StageCosts:
         if self.problem.rhythm.delay:
             fixed_s = ahead_s[i] + np.maximum(back_s[i], own_s + passed_s)
             fixed_s[most < 1] = np.inf
-            beside_s = np.maximum(*(self._summed_s(lines, device, way) for way in (0, 1)))
-            return fixed_s, microbatch_s, most, beside_s
+            overlapped_s = np.maximum(*(self._summed_s(lines, device, way) for way in (0, 1)))
+            return fixed_s, microbatch_s, most, overlapped_s
         exposed_s = np.maximum(*(self._exposed_s(backward, lines, device, way) for way in (0, 1)))
         after_s = np.maximum.reduce([back_s[i], exposed_s, passed_s])
         fixed_s = ahead_s[i] + after_s + lines.latency_s(device)

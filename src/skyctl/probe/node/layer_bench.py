@@ -107,8 +107,8 @@ class LayerBench:
             parts += self._call_overhead is not None
         least_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s, budget_s)
         until = min(end, time.monotonic() + max(least_s, coordinator.count_s() or 0.0))
-        company_s = max(budget_s, until - time.monotonic()) / parts
-        self._measure_together(LayerBudget(company_s, slice_s, 0.0), least_s, until)
+        window_s = max(budget_s, until - time.monotonic()) / parts
+        self._measure_together(LayerBudget(window_s, slice_s, 0.0), least_s, until)
         if self.bench.layer_samples.known:
             self.bench.measure_update_call(slice_s * OPTIMIZER_SHARE)
         coordinator.measured()
@@ -144,7 +144,7 @@ class LayerBench:
         overhead = self._call_overhead if self.bench.counting else None
         # First of all: what comes last in a pass may find no time.
         if overhead is not None and not overhead.known(self.wall_cpu_ratio() is not None):
-            fits = self.bench.measure_call_overhead(overhead, budget.company_s)
+            fits = self.bench.measure_call_overhead(overhead, budget.window_s)
             self._call_overhead = overhead if fits else None
         updated: set[int] = set()
         for size, window, timed in self.bench.rounds(self._layers, self._kinds):

@@ -43,7 +43,7 @@ While what is measured counts, one is enough."""
 class LayerBudget:
     """Seconds for one layer: in the company of others, by itself, and the warm-up before what counts."""
 
-    company_s: float
+    window_s: float
     whole_s: float
     warm_up_s: float
 
@@ -202,7 +202,7 @@ class WindowBench:
         samples = collect_samples(
             self.timer,
             built.chain,
-            slice_s=budget.company_s * count,
+            slice_s=budget.window_s * count,
             warm_up_s=budget.warm_up_s,
             warm_up_repeats=0 if warm else 1,
             least=1,  # later passes add more
