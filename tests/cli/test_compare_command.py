@@ -189,7 +189,7 @@ def test_rounds_are_run_beside_the_synchronous_plan(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["version"] == 5
+    assert document["version"] == 6
     rows = {row["strategy"]: row for row in document["rows"]}
     assert list(rows) == ["alone", "pipeline", "synchronous", "optimal"]
     assert rows["optimal"]["steps_per_iteration"] == 2

@@ -31,7 +31,7 @@ def broken(here: Here, tmp_path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 def test_bfloat16_is_trained_in_with_the_instructions_that_work(here: Here, broken) -> None:
     broken("AVX512_CORE_BF16")
-    done = here.run("check", "--json", code=0)
+    done = here.run("check", "--json", "-v", code=0)
     report = json.loads(done.stdout)
     tried = {"dtype": "bfloat16", "works": True, "max_cpu_isa": "AVX512_CORE_BF16", "died_by": "SIGILL"}
     assert [node["dtypes"] for node in report["nodes"]] == [[tried], [tried]]

@@ -208,7 +208,7 @@ def test_few_open_files(cluster: Cluster, losses: list[float]) -> None:
     for pid in harm.listeners(cluster.lab, "n2"):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (256, 256))
     try:
-        checked = cluster.run("check").stdout
+        checked = cluster.run("check", "-v").stdout
         run = cluster.launch(*EVERY)
         run.end()
     finally:
