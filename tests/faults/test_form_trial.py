@@ -83,3 +83,16 @@ def test_without_a_trial_the_prediction_chooses(here: Here, more: tuple[str, ...
     plan, seen = made(here)
     assert not any(one["measured_s"] for one in plan["forms"])
     assert len({one["run_id"] for one in seen}) <= 1
+
+
+@pytest.mark.slow
+def test_whoever_takes_a_run_over_hears_nothing_of_its_trials(here: Here) -> None:
+    hardly_known(here)
+    steps = RUN.index("--steps") + 1
+    words = (*RUN[:steps], "100000", *RUN[steps + 1 :])
+    done = here.run(*words, "--detach", code=0)
+    assert "predictions can't tell" in done.stdout
+    here.run("stop", code=0)
+    (log,) = (here.state / "runs").glob("*/supervisor.log")
+    assert "warning" not in log.read_text()
+    assert left_of_state(here.state) == []

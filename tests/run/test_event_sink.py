@@ -53,6 +53,25 @@ def test_a_line_a_step_readable_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert not paths.tensorboard.exists()
 
 
+def test_what_is_heard_is_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        def __init__(self) -> None:
+            self.done: list[int] = []
+
+        def acknowledge(self, seq: int) -> None:
+            self.done.append(seq)
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    paths, session = RunPaths.new(), Session()
+    now = timestamp()
+    state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)
+    written = RunFolderSink(paths, state, lambda _note: None, {"a": session})
+    written.heard("a", "rank-0", {"event": "ready", "seq": 7})
+    written.heard("a", "rank-0", {"event": "alive"})
+    written.heard("b", "rank-1", {"event": "ready", "seq": 8})
+    assert session.done == [7]
+
+
 def test_tensorboard_gets_the_same() -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader

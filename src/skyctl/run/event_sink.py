@@ -27,6 +27,13 @@ DISK_HINT = "free some space, or set SKYCTL_HOME to another disk"
 _SCALARS = ("loss", "validation_loss", "learning_rate", "grad_norm", "iteration_s", "samples_per_s")
 
 
+class Acknowledging(Protocol):
+    """What a sink needs of a session (``remote.agent_session``), which keeps its numbered events."""
+
+    def acknowledge(self, seq: int) -> None:
+        """The event of that number is handled: the node may forget it."""
+
+
 class EventSink(Protocol):
     """Called from the supervising thread only. What it can't write it raises (SkyctlError)."""
 
@@ -92,10 +99,19 @@ class RunFolderSink:
     Args:
         state: what is known of the run when it begins.
         note: told where there is no TensorBoard.
+        sessions: by node, whose events are done with once they are heard. Else whoever takes over what runs
+            there next would be told them as that one's.
     """
 
-    def __init__(self, paths: RunPaths, state: RunState, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        state: RunState,
+        note: Callable[[str], None],
+        sessions: Mapping[str, Acknowledging] | None = None,
+    ) -> None:
         self.paths, self.state = paths, state
+        self._sessions = sessions or {}
         self._tensorboard = TensorBoardWriter(paths, note)
         self._limits = LogLimits(note)
 
@@ -105,7 +121,7 @@ class RunFolderSink:
         if plan is not None:
             paths.keep_plan(plan)
 
-    def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:  # noqa: ARG002 - a protocol's
+    def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:
         """Adds what a rank printed, and the traceback of its end, to its log; True."""
         rank = rank_of_task(who)
         is_log = event.get("event") == "log"
@@ -114,6 +130,8 @@ class RunFolderSink:
             path = self.paths.log(rank)
             lines = "".join(f"{line}\n" for line in str(text).splitlines()).encode("utf-8", "replace")
             _append(path, self._limits.cut(f"the log {path}", lines) if is_log else lines, "the log")
+        if node in self._sessions and "seq" in event:
+            self._sessions[node].acknowledge(int(event["seq"]))
         return True
 
     def step(self, progress: StepProgress) -> None:

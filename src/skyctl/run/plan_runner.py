@@ -91,7 +91,7 @@ def run_plan(
     )
     mine = {node.name: sessions[node.name] for node in used_nodes(plan, cluster)}
     once = replace(options, checkpoint_every=0, max_restarts=0)
-    sink = RunFolderSink(paths, state, callbacks.note)
+    sink = RunFolderSink(paths, state, callbacks.note, mine)
     return PlanRunner(plan, cluster, request, mine, once, callbacks, sink).run()
 
 
