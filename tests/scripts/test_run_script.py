@@ -367,7 +367,7 @@ rank = dist.get_rank()
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 found = os.listdir("kept")
-for _ in range(8):
+for _ in range(40):  # so many that a trial of three steps ends before them
     time.sleep((0.01, 0.03, 0.03)[rank] * samples)
     optimizer.zero_grad()
     model(torch.randn(samples, 8)).square().mean().backward()
@@ -381,11 +381,20 @@ dist.destroy_process_group()
 """
 
 
+def balanced(said: list[str]) -> list[int]:
+    """What three ranks have said of their shares of 15, the first of which is three times as fast."""
+    assert all(line.endswith(" []") for line in said), "nothing of a trial is there"
+    shares = [int(line.split()[0]) for line in said]
+    assert sum(shares) == 15
+    assert shares[0] >= 7  # of equal ones 5, and 9 where nothing else runs
+    return shares
+
+
 def test_shares_are_balanced_by_the_scripts_own_steps(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(UNEQUAL)
     done = here.run("run", "--balance", "3", "--output", "kept", "train.py", "{share:15}")
-    assert lines(done.stdout) == ["9 []", "3 []", "3 []"], done.stderr
-    assert "shares a 9, b 3, c 3" in done.stderr
+    shares = balanced(lines(done.stdout))
+    assert "shares a {}, b {}, c {}".format(*shares) in done.stderr
     attempts = state(here)["attempts"]
     assert [(one["why"], one.get("trial", False)) for one in attempts] == [
         ("timing 3 steps", True),
@@ -403,8 +412,8 @@ ASKS = UNEQUAL.replace("samples = int(sys.argv[1])", "from skyctl.torch import s
 def test_shares_that_the_script_asks_for_are_balanced(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(ASKS)
     done = here.run("run", "--balance", "3", "--output", "kept", "train.py")
-    assert lines(done.stdout) == ["9 []", "3 []", "3 []"], done.stderr
-    assert "shares a 9, b 3, c 3" in done.stderr
+    shares = balanced(lines(done.stdout))
+    assert "shares a {}, b {}, c {}".format(*shares) in done.stderr
     assert [one.get("trial", False) for one in state(here)["attempts"]] == [True, True, False]
 
 
@@ -462,16 +471,16 @@ def test_detached_it_is_balanced_first(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(UNEQUAL)
     here.run("run", "--detach", "--balance", "3", "--output", "kept", "train.py", "{share:15}")
     here.run("attach")
-    assert (here.folder / "kept" / "0.txt").read_text() == "9"
+    assert int((here.folder / "kept" / "0.txt").read_text()) >= 7
 
 
 def test_a_launcher_killed_in_a_trial_has_it_begun_anew(here: Skyctl) -> None:
-    (here.folder / "train.py").write_text(UNEQUAL.replace("range(8)", "range(60)"))
+    (here.folder / "train.py").write_text(UNEQUAL.replace("range(40)", "range(60)"))
     child = here.start("run", "--balance", "50", "--output", "kept", "train.py", "{share:15}")
     until(lambda: '"event": "step"' in events(here), lambda: child.text)
     child.kill()
     done = here.run("attach", "-y")
-    assert lines(done.stdout)[-3:] == ["9 []", "3 []", "3 []"], done.stderr
+    balanced(lines(done.stdout)[-3:])
 
 
 def events(here: Skyctl) -> str:
