@@ -90,4 +90,5 @@ some = dist.new_group([0, size - 1])
 if rank in (0, size - 1):
     play(some, "some")
 print(json.dumps(found))
-dist.destroy_process_group()
+if sys.argv[1] == "skyctl":  # Gloo's own hangs or aborts at times as its group goes (torch 2.13)
+    dist.destroy_process_group()

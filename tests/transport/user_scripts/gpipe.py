@@ -29,4 +29,5 @@ for _ in range(3):
     optimizer.step()
     losses.append([one.item() for one in found])
 print(json.dumps(losses))
-dist.destroy_process_group()
+if sys.argv[1] == "skyctl":  # Gloo's own hangs or aborts at times as its group goes (torch 2.13)
+    dist.destroy_process_group()
