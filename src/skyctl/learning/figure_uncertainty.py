@@ -1,7 +1,8 @@
 """How far a profile's figures may be from what a run takes, from what the probe saw while it measured. Pure.
 
 Each is a relative standard uncertainty (JCGM 100), put together as the root of the squares of its parts. The
-constants are of the table that ``make bench-runtime ARGS="--only coverage"`` prints (docs/decisions.md).
+constants are of 60 runs on five kinds of machines; ``benchmarks/predictions.py`` shows how well they hold
+(docs/decisions/measuring.md).
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
     """What ``plan`` would take on ``problem`` (its own problem, or other numbers for the same devices).
 
     Raises:
-        InputError: no problem or no plan; the plan names devices the problem lacks, covers other layers, or
-            has several pipelines.
+        InputError: no problem or no plan; the plan names devices the problem lacks, or covers other layers
+            or microbatches.
     """
     require_record(problem, Problem, "predict")
     require_record(plan, Plan, "predict")

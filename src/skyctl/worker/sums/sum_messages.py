@@ -28,7 +28,7 @@ AHEAD_BYTES = 2 << 20
 """Of one edge's messages are received ahead, and sent before the first has left, two at least. The word that
 a further one may come waits behind what this end sends over the same line. And an end under a CPU quota
 stands still for 8 ms at a time: a line of 1 Gbit/s carries 1 MB meanwhile, and with 512 KiB was idle for
-half of the time (docs/planning.md)."""
+half of the time (docs/probing.md)."""
 _LEAST_UNDER_WAY = 2
 _KIND_NAMES = ("gradients", "running figures", "agreement", "factors", "weights", "grant", "differences")
 _DIRECTION_NAMES = ("up", "down")
