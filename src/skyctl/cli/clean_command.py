@@ -50,7 +50,7 @@ def clean(
 ) -> int | None:
     """Remove from nodes what skyctl keeps there: code, workloads, files. It is sent again when it is needed.
 
-    What a session or run uses stays, and so do checkpoints (`skyctl checkpoint rm`). Exit 4 where a node
+    Files that a session or run uses stay, as do checkpoints (`skyctl checkpoint rm`). Exit 4 if a node
     could not be cleaned: the others are.
     """
     from skyctl.inventory.cluster_file import DEFAULT_PATH

@@ -10,7 +10,15 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command
 from skyctl.cli.command_tree import commands_within
-from skyctl.cli.defaults_file import OWN_FILE, PROJECT_FILE, DefaultsFile, file_in_use, is_settable, long_name
+from skyctl.cli.defaults_file import (
+    OWN_FILE,
+    PROJECT_FILE,
+    DefaultsFile,
+    file_in_use,
+    format_value,
+    is_settable,
+    long_name,
+)
 from skyctl.cli.option_values import suggest_similar
 from skyctl.cli.options import ClusterOption
 from skyctl.errors import InputError
@@ -88,7 +96,15 @@ def config(
         out.line(f"defaults: {found.path}")
     out.table(
         ("command", "option", "value", "from"),
-        [(row.command, row.option, _format_value(row.value), _format_source(row)) for row in rows],
+        [
+            (
+                row.command,
+                row.option,
+                None if row.value is None else format_value(row.value),
+                _format_source(row),
+            )
+            for row in rows
+        ],
         shorten="value",
     )
     out.json({"file": None if found is None else str(found.path), "values": [asdict(row) for row in rows]})
@@ -113,13 +129,6 @@ def _sources(context: typer.Context, name: str, one: Any, found: DefaultsFile | 
         else:
             rows.append(OptionSource(name, flag, option.default, "default", None))
     return rows
-
-
-def _format_value(value: Any) -> str | None:
-    """A value as the file would have it; None where the command chooses."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ", ".join(map(str, value)) if isinstance(value, list) else None if value is None else str(value)
 
 
 def _format_source(row: OptionSource) -> str:

@@ -109,7 +109,7 @@ def describe_defaults(context: Any) -> str | None:
     if found is None:
         return None
     used = [
-        f"{one.flag} {_shown(one.value)}"
+        f"{one.flag} {format_value(one.value)}"
         for name, one in found.commands.get(typed_name(context), {}).items()
         if (source := context.get_parameter_source(name)) is not None and source.name == "DEFAULT_MAP"
     ]
@@ -302,7 +302,7 @@ def is_settable(parameter: Any) -> bool:
 
 
 def long_name(option: Any) -> str:
-    """An option's long name."""
+    """The name of an option that begins with two dashes, such as ``--steps``."""
     return next(str(flag) for flag in option.opts if flag.startswith("--"))
 
 
@@ -329,8 +329,8 @@ def _written(value: object) -> str:
         return "a number of so many digits"
 
 
-def _shown(value: bool | str | list[str]) -> str:
-    """A value as a note has it."""
+def format_value(value: object) -> str:
+    """An option's value as a person reads it: a flag as in TOML, several values with commas between."""
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(value) if isinstance(value, list) else value
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

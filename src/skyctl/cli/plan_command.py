@@ -179,7 +179,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
     The plan is a pipeline, devices that hold all layers each and share the samples, or several pipelines:
     the simplest of those that are hardly slower than the fastest (see --parallel).
 
-    What runs have seen since the probe counts more than the probe's figures (see --no-learn).
+    Figures from runs since the probe count more than the probe's (see --no-learn).
 
     Prints which device holds which layers, and how sure it is that no plan is better (the certificate);
     -o writes the plan for `skyctl launch`.

@@ -99,7 +99,7 @@ def probe(
 ) -> int | None:
     """Measure devices, links and (given a workload) its distinct layers on every device.
 
-    What an earlier probe measured on the same machines is reused (--refresh measures it again).
+    Figures of an earlier probe on the same machines are reused (--refresh measures them again).
     The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
     the others are in the profile nevertheless.
     """
