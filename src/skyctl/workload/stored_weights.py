@@ -70,6 +70,10 @@ def weights_digest(path: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+MergePieces = Callable[[str, Mapping[str, Tensor]], Tensor]
+"""A tensor's name, and the values of its pieces by name → its values."""
+
+
 @dataclass(frozen=True)
 class WeightNaming:
     """What a model's tensors are called in files.
@@ -78,11 +82,14 @@ class WeightNaming:
         names: per layer, own name → name in files.
         prefix: of the base model, which names in files may lack, or have where the model has not.
         ties: name → the name whose values it starts from where the files lack it.
+        pieces: name → the tensors that files may hold in its place, shapes by name; ``merge`` joins them.
     """
 
     names: Sequence[Mapping[str, str]]
     prefix: str = ""
     ties: Mapping[str, str] = field(default_factory=dict)
+    pieces: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    merge: MergePieces | None = None
 
     def find(self, name: str, files: Mapping[str, Path]) -> str | None:
         """How the files spell a tensor's name; None where they have no such tensor."""
@@ -96,7 +103,12 @@ class WeightNaming:
                 for tried in (older, older.removeprefix(self.prefix), self.prefix + older):
                     if tried in files:
                         return tried
-        return None
+        pieces = self.pieces.get(name)
+        return name if pieces and pieces.keys() <= files.keys() else None
+
+    def held_as(self, name: str, files: Mapping[str, Path]) -> list[str]:
+        """The tensors of the files that make ``name``, which ``find`` has found: itself, or its pieces."""
+        return [name] if name in files else list(self.pieces[name])
 
 
 class StoredWeights:
@@ -104,16 +116,20 @@ class StoredWeights:
 
     Args:
         files: by the tensor's name, the file that holds it.
-        wanted: per layer, own name → name in the files.
+        wanted: per layer, own name → name in the files, as ``naming`` has found it there.
 
     Attributes:
         fresh: names in the library's model that no file holds; their values start at random.
     """
 
     def __init__(
-        self, files: Mapping[str, Path], wanted: Sequence[Mapping[str, str]], fresh: Sequence[str] = ()
+        self,
+        files: Mapping[str, Path],
+        wanted: Sequence[Mapping[str, str]],
+        naming: WeightNaming,
+        fresh: Sequence[str] = (),
     ) -> None:
-        self._files, self._wanted, self.fresh = files, wanted, list(fresh)
+        self._files, self._wanted, self._naming, self.fresh = files, wanted, naming, list(fresh)
 
     def layer(self, index: int) -> dict[str, Tensor]:
         """One layer's values by own name, on the CPU, in the dtype they are stored in.
@@ -121,14 +137,16 @@ class StoredWeights:
         Raises:
             WorkloadError: a file can't be read.
         """
-        wanted = self._wanted[index]
+        return {own: self._read(name) for own, name in self._wanted[index].items()}
+
+    def _read(self, name: str) -> Tensor:
         by_file: dict[Path, list[str]] = {}
-        for name in wanted.values():
-            by_file.setdefault(self._files[name], []).append(name)
+        for held in self._naming.held_as(name, self._files):
+            by_file.setdefault(self._files[held], []).append(held)
         read: dict[str, Tensor] = {}
         for path, names in by_file.items():
             read |= _load_tensors(path, names)
-        return {own: read[name] for own, name in wanted.items()}
+        return read[name] if name in read or self._naming.merge is None else self._naming.merge(name, read)
 
     def sharing(self, shared: Sequence[SharedParameter]) -> StoredWeights:
         """The same with one tensor for all uses of a shared parameter: the first that is in the files."""
@@ -137,7 +155,7 @@ class StoredWeights:
             there = [wanted[layer][own] for layer, own in parameter.uses if own in wanted[layer]]
             for layer, own in parameter.uses if there else ():
                 wanted[layer][own] = there[0]
-        return StoredWeights(self._files, wanted, self.fresh)
+        return StoredWeights(self._files, wanted, self._naming, self.fresh)
 
 
 def match_hub_weights(
@@ -166,25 +184,28 @@ def match_hub_weights(
                 hint="they must be of this very model: compare them with config.json, or move them away "
                 "to start from random weights",
             )
-    _check_hub_shapes(files, wanted, shapes)
-    return StoredWeights(files, wanted, fresh)
+    _check_hub_shapes(files, naming, wanted, shapes)
+    return StoredWeights(files, wanted, naming, fresh)
 
 
 def _check_hub_shapes(
     files: Mapping[str, Path],
+    naming: WeightNaming,
     wanted: Sequence[Mapping[str, str]],
     shapes: Sequence[Mapping[str, Sequence[int]]],
 ) -> None:
     kinds = _kinds_of(files)
     for names, right in zip(wanted, shapes, strict=True):
         for own, name in names.items():
-            have = kinds.get(name)
-            if have is None or have.shape != tuple(right[own]):
-                raise WorkloadError(
-                    f"{files[name].name}: {name!r} has the shape {list(have.shape) if have else 'of nothing'}"
-                    f", config.json makes it {list(right[own])}",
-                    hint="weights and config.json must be of the same model",
-                )
+            for held in naming.held_as(name, files):
+                have = kinds.get(held)
+                shape = right[own] if held == name else naming.pieces[name][held]
+                if have is None or have.shape != tuple(shape):
+                    raise WorkloadError(
+                        f"{files[held].name}: {held!r} has the shape "
+                        f"{list(have.shape) if have else 'of nothing'}, config.json makes it {list(shape)}",
+                        hint="weights and config.json must be of the same model",
+                    )
 
 
 def match_weights(
@@ -205,19 +226,20 @@ def match_weights(
     if not files:
         raise WorkloadError(f"{path} holds no weights")
     kinds = _kinds_of(files)
-    found = [_matched(naming, files, layers) for naming in namings]
-    wanted, missing = min(found, key=lambda one: len(one[1]))
-    faults = _Faults(
-        missing=missing, left_over=sorted(set(files) - {n for of in wanted for n in of.values()})
-    )
+    found = [(naming, *_matched(naming, files, layers)) for naming in namings]
+    naming, wanted, missing = min(found, key=lambda one: len(one[2]))
+    held = {n for names in wanted for name in names.values() for n in naming.held_as(name, files)}
+    faults = _Faults(missing=missing, left_over=sorted(set(files) - held))
     for tensors, names in zip(layers, wanted, strict=True):
         for own, name in names.items():
-            faults.compare(name, kinds.get(name), tensors[own])
+            for piece in naming.held_as(name, files):
+                shape = tensors[own].shape if piece == name else naming.pieces[name][piece]
+                faults.compare(piece, kinds.get(piece), shape, tensors[own].dtype)
     if faults.words():
         raise WorkloadError(
             f"{path} does not fit {model}: {'; '.join(faults.words())}", hint=faults.hint(path)
         )
-    return StoredWeights(files, wanted)
+    return StoredWeights(files, wanted, naming)
 
 
 def _matched(
@@ -246,14 +268,14 @@ class _Faults:
     shapes: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
 
-    def compare(self, name: str, have: _TensorKind | None, own: Tensor) -> None:
-        """Notes what is wrong with one tensor of the files, if anything."""
+    def compare(self, name: str, have: _TensorKind | None, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Notes how one tensor of the files differs from the model's, which has that shape and dtype."""
         if have is None:
             self.missing.append(name)  # an index names it, and its file lacks it
-        elif have.shape != tuple(own.shape):
-            self.shapes.append(f"{name} is {list(have.shape)}, the model's is {list(own.shape)}")
-        elif _number_kind(have.dtype) != _number_kind(own.dtype):
-            types = [str(dtype).removeprefix("torch.") for dtype in (have.dtype, own.dtype)]
+        elif have.shape != tuple(shape):
+            self.shapes.append(f"{name} is {list(have.shape)}, the model's is {list(shape)}")
+        elif _number_kind(have.dtype) != _number_kind(dtype):
+            types = [str(kind).removeprefix("torch.") for kind in (have.dtype, dtype)]
             self.kinds.append(f"{name} is {types[0]}, the model's is {types[1]}")
 
     def words(self) -> list[str]:

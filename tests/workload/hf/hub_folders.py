@@ -47,6 +47,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", **GQA, "head_dim": 16, "tie_word_embeddings": False},
     "olmo2": {"model_type": "olmo2", **GQA, "tie_word_embeddings": False},
+    "gemma2": {
+        "model_type": "gemma2",
+        **GQA,
+        "head_dim": 16,
+        "sliding_window": 5,
+        "tie_word_embeddings": False,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **GQA,
+        "head_dim": 16,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "tie_word_embeddings": False,
+    },
+    "smollm3": {"model_type": "smollm3", **GQA, "tie_word_embeddings": False},
+    "mixtral": {"model_type": "mixtral", **GQA, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        **GQA,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        **GQA,
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
     "phi3": {"model_type": "phi3", **GQA, "pad_token_id": 2, "tie_word_embeddings": False},
     "gpt2": {
         "model_type": "gpt2",
@@ -89,7 +122,7 @@ def uncut(folder: Path, seed: int = 0) -> Any:
     settings = transformers_models.read_settings(folder, 16, untie=False)
     torch.manual_seed(seed)
     auto = getattr(transformers_models.import_transformers(), transformers_models.AUTO_CLASSES[settings.task])
-    model = auto.from_config(settings.config, attn_implementation="sdpa").train()
+    model = auto.from_config(settings.config).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

@@ -58,10 +58,8 @@ def test_scores_loss_and_gradients_are_the_uncut_models(name: str, tmp_path: Pat
                 torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
     assert seen == known.keys()
     halves = [n for n in workload.names if n.endswith((".attention", ".mlp"))]
-    assert len(halves) == (0 if name == "phi3" else 4)
-    assert [note for note in workload.notes if "cut between blocks only" in note] == (
-        workload.notes if name == "phi3" else []
-    )
+    assert len(halves) == 4
+    assert not [note for note in workload.notes if "cut between blocks only" in note]
 
 
 def test_layers_are_named_and_equal_ones_cost_the_same(tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_initial_weights_depend_on_seed_and_layer_only(tmp_path: Path) -> None:
 REFUSED = {
     "granite": ({**hub_folders.GQA, "logits_scaling": 8.0}, r"'granite' does more between its layers"),
     "cohere": (hub_folders.GQA, r"'cohere' does more between its layers"),
-    "mixtral": (hub_folders.GQA, r"'mixtral'.*route by their data"),
+    "mixtral": ({**hub_folders.GQA, "output_router_logits": True}, r"'mixtral'.*output_router_logits"),
     "t5": ({"vocab_size": 300}, r"'t5' can't be trained here"),
     "vit": ({}, r"'vit' can't be trained here"),
     "mamba": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "'mamba'"),
@@ -117,7 +115,7 @@ def test_refused(kind: str, tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "bert-masked"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "bert-masked", "gemma2", "gemma3"])
 def test_tied_embeddings_are_one_parameter_with_the_stored_values(kind: str, tmp_path: Path) -> None:
     folder = hub_folders.write(tmp_path, {**hub_folders.CONFIGS[kind], "tie_word_embeddings": True})
     model = with_weights(folder)
@@ -173,6 +171,22 @@ def test_the_source(tmp_path: Path) -> None:
             parse_source(text)
     with pytest.raises(WorkloadError, match="context=65 is more than the 64 positions"):
         hub_folders.load(folder.rename(tmp_path / "plain"), "context=65")
+
+
+def test_a_model_of_the_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    with pytest.raises(WorkloadError, match="no such model") as caught:
+        parse_source("hf:some/model,context=8")
+    assert caught.value.hint == "if it is a model of the Hub, download it: hf download some/model"
+    model = cache / "models--some--model"
+    snapshot = hub_folders.write(model / "snapshots" / ("a" * 40), hub_folders.CONFIGS["llama"])
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a" * 40)
+    source = parse_source("hf:some/model,context=8")
+    assert (source.path, source.options["context"]) == (snapshot, 8)
 
 
 def test_digest(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "bert-classes"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "bert-classes", "gemma3", "mixtral"])
 def test_trains_in_bfloat16_near_float32(kind: str, tmp_path: Path) -> None:
     hub = hub_folders.write(tmp_path / kind, hub_folders.CONFIGS[kind])
     losses = {}

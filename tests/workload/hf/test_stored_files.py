@@ -181,7 +181,10 @@ def test_a_new_head_on_stored_weights(tmp_path: Path) -> None:
     assert torch.equal(layers[-1].classifier.weight, loaded(folder).build(5, 6)[0].classifier.weight)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert-classes"])
+EXPORTED = ["gpt2", "bert-classes", "gemma2", "gemma3", "mixtral", "phi3", "qwen2-moe", "qwen3-moe"]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
 def test_trained_weights_under_the_librarys_names(name: str, tmp_path: Path) -> None:
     """What a run writes, by layer → a folder that ``from_pretrained`` reads, with the same scores."""
     import transformers
@@ -195,7 +198,7 @@ def test_trained_weights_under_the_librarys_names(name: str, tmp_path: Path) -> 
     words = [str(tmp_path / "weights.safetensors"), f"hf:{folder},context=12,untie", str(tmp_path / "out")]
     assert export.main(words) == 0
     assert export.main(words) == 2  # there is one already
-    auto = "AutoModelForCausalLM" if name == "gpt2" else "AutoModelForSequenceClassification"
+    auto = "AutoModelForSequenceClassification" if name == "bert-classes" else "AutoModelForCausalLM"
     model = getattr(transformers, auto).from_pretrained(str(tmp_path / "out"), local_files_only=True)
     ids = torch.arange(24).view(2, 12)
     value: Any = ids
@@ -203,6 +206,10 @@ def test_trained_weights_under_the_librarys_names(name: str, tmp_path: Path) -> 
         value = layer(value)
     torch.testing.assert_close(model(input_ids=ids).logits, value, rtol=1e-5, atol=1e-6)
     assert (tmp_path / "out" / "tokenizer.json").is_file()
+    again = loaded(tmp_path / "out", "context=12")
+    for ours, layer in zip(layers, again.build(0, again.layers), strict=True):
+        for own, tensor in ours.state_dict().items():
+            assert torch.equal(tensor, layer.state_dict()[own])
     safetensors.save(tmp_path / "weights.safetensors", {**run, "4.odd": torch.zeros(1)})
     with pytest.raises(WorkloadError, match=r"is not of hf:.*'4\.odd'"):
         export.export_model(

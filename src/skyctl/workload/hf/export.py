@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from torch import Tensor
+
 from skyctl.checkpoint import safetensors
 from skyctl.checkpoint import weights_export as checkpoint
 from skyctl.errors import SkyctlError, WorkloadError
 from skyctl.workload import stored_weights
 from skyctl.workload.hf import hub_folder
 from skyctl.workload.hf.hub_model import HubModel, make_hub_model
+from skyctl.workload.hf.weight_conversion import WeightConversion
 from skyctl.workload.shared_parameters import find_shared_parameters
 
 
@@ -53,7 +56,7 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
         wanted = [{f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(made.names)]
         _check(header, wanted, weights, workload)
         out.mkdir(parents=True, exist_ok=True)
-        _rename(file, _without_copies(made, wanted), kept)
+        _rename(file, _without_copies(made, wanted), kept, made.conversion)
         config = made.settings.config
         config.architectures = [made.architecture]
         config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
@@ -86,15 +89,18 @@ def _without_copies(made: HubModel, wanted: Sequence[dict[str, str]]) -> list[di
     return [{own: name for own, name in names.items() if own not in copies} for names in wanted]
 
 
-def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path) -> None:
-    """Writes the weights under their names in the library's model, one layer in memory at a time."""
+def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path, conversion: WeightConversion) -> None:
+    """Writes the weights as ``save_pretrained`` names them, one layer in memory at a time."""
     pieces = []
     try:
         for index, names in enumerate(wanted):
             piece = out.with_name(f".{out.name}.{index}")
             pieces.append(piece)
             held = safetensors.load(weights, list(names)) if names else {}
-            safetensors.save(piece, {names[own]: t for own, t in held.items()}, {"format": "pt"})
+            parts: dict[str, Tensor] = {}
+            for own, tensor in held.items():
+                parts |= conversion.split(names[own], tensor)
+            safetensors.save(piece, {n: t.contiguous() for n, t in parts.items()}, {"format": "pt"})
         safetensors.merge(pieces, out)
     finally:
         for piece in pieces:

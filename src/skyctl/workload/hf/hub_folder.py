@@ -1,8 +1,13 @@
-"""Parses ``hf:DIR[,context=N][,untie]``, and finds the files of that folder. No torch, no transformers."""
+"""Parses ``hf:DIR[,context=N][,untie]``, and finds the files of that folder. No torch, no transformers.
+
+``hf:ORG/NAME`` that is no folder is the model of that name in the Hub's cache on this machine.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -65,19 +70,46 @@ def _key(part: str) -> str:
 
 
 def check_folder(text: str, folder: Path) -> Path:
-    """The absolute path of a folder with a config.json.
+    """The absolute path of a folder with a config.json: that folder, or the cached model of that name.
 
     Raises:
-        WorkloadError: there is no such folder, or it has none.
+        WorkloadError: there is neither, or it has no config.json.
     """
     if not folder.is_dir():
-        raise WorkloadError(f"{text}: there is no folder {folder}")
+        cached = _cached_model(str(folder))
+        if cached is None and _is_model_name(str(folder)):
+            raise WorkloadError(
+                f"{text}: there is no folder {folder}, and the Hub's cache on this machine has no such model",
+                hint=f"if it is a model of the Hub, download it: hf download {shlex.quote(str(folder))}",
+            )
+        if cached is None:
+            raise WorkloadError(f"{text}: there is no folder {folder}")
+        folder = cached
     if not (folder / CONFIG_NAME).is_file():
         raise WorkloadError(
             f"{text}: {folder} holds no {CONFIG_NAME}",
             hint="a model as `save_pretrained` writes it, or as it is downloaded from the Hugging Face Hub",
         )
     return folder.resolve()
+
+
+def _is_model_name(text: str) -> bool:
+    """Whether the Hub may have a model of that name: ``ORG/NAME``, or one of its first, as ``gpt2``."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", text) is not None
+
+
+def _cached_model(name: str) -> Path | None:
+    """The folder where the Hub's own library has put a model; None where it has not, or is not installed."""
+    if not _is_model_name(name):
+        return None
+    try:
+        import huggingface_hub  # late: it comes with transformers
+    except ModuleNotFoundError:
+        return None
+    try:
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):  # not there, or not there whole
+        return None
 
 
 def canonical_options(options: Mapping[str, int]) -> str:

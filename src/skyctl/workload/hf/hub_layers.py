@@ -12,6 +12,7 @@ attention from the shape of its input: cheaper than sending it.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,15 +34,18 @@ class BlockContext(nn.Module):
 
     keep_float32 = True
 
-    def __init__(self, config: Any, mask: Callable[..., Any], rotary: nn.Module | None) -> None:
+    def __init__(
+        self, config: Any, mask: Callable[..., Any], rotary: nn.Module | None, kind: str | None = None
+    ) -> None:
         super().__init__()
-        self.config, self.mask, self.rotary = config, mask, rotary
+        self.config, self.mask, self.rotary, self.kind = config, mask, rotary, kind
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         given: dict[str, Any] = {"position_ids": positions}
         if self.rotary is not None:
-            given["position_embeddings"] = self.rotary(x, positions)
+            kind = () if self.kind is None else (self.kind,)
+            given["position_embeddings"] = self.rotary(x, positions, *kind)
         given["attention_mask"] = self.mask(self.config, x, attention_mask=None, past_key_values=None)
         return given
 
@@ -80,7 +84,7 @@ class MlpHalf(nn.Module):
         self.before, self.mlp, self.after = before, mlp, after
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.mlp(x if self.before is None else self.before(x))
+        out = _first_tensor(self.mlp(x if self.before is None else self.before(x)))
         return x + (out if self.after is None else self.after(out))
 
 
@@ -132,6 +136,17 @@ class ClassifierHead(nn.Module):
         return out
 
 
+class SoftCappedHead(nn.Module):
+    """[samples, context, hidden] → scores within ±``cap``: ``cap`` · tanh(scores / ``cap``) (Gemma 2)."""
+
+    def __init__(self, head: nn.Module, cap: float) -> None:
+        super().__init__()
+        self.head, self.cap = head, cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.head(x) / self.cap) * self.cap
+
+
 def _first_tensor(value: Any) -> Tensor:
     out: Tensor = value[0] if isinstance(value, tuple) else value
     return out
@@ -176,7 +191,11 @@ BLOCK_FORMS = (
     BlockForm(
         ("input_layernorm", "self_attn", "post_attention_layernorm"),
         ("pre_feedforward_layernorm", "mlp", "post_feedforward_layernorm"),
-    ),  # Gemma
+    ),  # Gemma 2 and 3
+    BlockForm(
+        ("input_layernorm", "self_attn", "resid_attn_dropout"),
+        ("post_attention_layernorm", "mlp", "resid_mlp_dropout"),
+    ),  # Phi-3
 )
 BERT_PARTS = {"attention", "intermediate", "output"}
 
@@ -204,7 +223,9 @@ def cut_into_layers(model: Any, settings: HubSettings, *, halves: bool = True) -
     found: NamedLayers = [("embedding", _make_embedding(base, names[0]))]
     rotary = getattr(base, "rotary_emb", None)
     for index, block in enumerate(base.get_submodule(stacks[0])):
-        around = BlockContext(config, _mask_function(settings, index), rotary)
+        around = BlockContext(
+            config, _mask_function(settings, index), rotary, _rotary_kind(config, rotary, index)
+        )
         found += _cut_block(index, block, around, halves)
     for name in names[2:]:
         if (module := base.get_submodule(name)) is not None:
@@ -274,6 +295,13 @@ def _mask_function(settings: HubSettings, index: int) -> Callable[..., Any]:
     return function
 
 
+def _rotary_kind(config: Any, rotary: nn.Module | None, index: int) -> str | None:
+    """What ``rotary`` is told of block ``index``: its kind of attention, where it takes that."""
+    if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return None
+    return str(config.layer_types[index])
+
+
 def _make_head(model: Any, base: Any, settings: HubSettings) -> nn.Module:
     if settings.task == "classes":
         return ClassifierHead(base.pooler, model.dropout, model.classifier)
@@ -283,4 +311,5 @@ def _make_head(model: Any, base: Any, settings: HubSettings) -> nn.Module:
             f"model_type {settings.config.model_type!r} can't be cut: {type(model).__name__} has no lm_head",
             hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
         )
-    return head
+    cap = getattr(settings.config, "final_logit_softcapping", None)
+    return head if cap is None else SoftCappedHead(head, float(cap))

@@ -29,6 +29,7 @@ from skyctl.workload.deferred_init import (
 )
 from skyctl.workload.hf import hub_layers, token_data, transformers_models
 from skyctl.workload.hf.transformers_models import HubSettings
+from skyctl.workload.hf.weight_conversion import WeightConversion
 from skyctl.workload.loss_functions import loss_for_task
 from skyctl.workload.user_code import describe_exception
 
@@ -48,6 +49,7 @@ class HubModel:
         naming: what the layers' tensors are called in files of ``--init-from``; ties count with ``untie``.
         stored: on the launcher, the folder's weights, where those are wanted and there are any; else None.
         notes: for the user, on how the model was cut and initialised.
+        conversion: how files hold the library's tensors.
     """
 
     folder: Path
@@ -59,6 +61,7 @@ class HubModel:
     naming: stored_weights.WeightNaming
     stored: stored_weights.StoredWeights | None
     notes: list[str]
+    conversion: WeightConversion
 
     def learning_rate(self, *, stored: bool) -> float:
         """AdamW's default learning rate: for stored weights the library's, else that of built-in models."""
@@ -98,7 +101,9 @@ def make_hub_model(
     layers, notes = _find_cut(model, settings, folder, count)
     names = hub_layers.library_names(model, layers)
     prefix = f"{model.base_model_prefix}."
-    naming = stored_weights.WeightNaming(names, prefix, transformers_models.tied_parameters(model))
+    conversion = WeightConversion(model)
+    ties = transformers_models.tied_parameters(model)
+    naming = stored_weights.WeightNaming(names, prefix, ties, conversion.pieces(), conversion.merge)
     kept = None
     if count is None:
         token_data.check_vocabulary(settings, folder)
@@ -108,7 +113,8 @@ def make_hub_model(
             if kept.fresh:
                 notes.append(f"{folder.name}: no weights for {', '.join(kept.fresh)}: they start at random")
     strict = naming if options["untie"] else replace(naming, ties={})
-    return HubModel(folder, type(model).__name__, settings, layers, tape, names, strict, kept, notes)
+    kind = type(model).__name__
+    return HubModel(folder, kind, settings, layers, tape, names, strict, kept, notes, conversion)
 
 
 def _find_cut(

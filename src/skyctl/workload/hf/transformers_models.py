@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.hf.experts import EXPERTS, register_experts
 from skyctl.workload.hf.hub_folder import CONFIG_NAME, DEFAULT_CONTEXT
 from skyctl.workload.user_code import describe_exception
 
 MIN_TRANSFORMERS = (5, 6)
-SUPPORTED = "Llama-, Mistral-, Qwen2-, Qwen3- and GPT-2-like language models, and BERT"
+SUPPORTED = "Llama-, Mistral-, Mixtral-, Qwen-, Gemma-, Phi-3- and GPT-2-like language models, and BERT"
 WRITE_TRAIN_PY = "write a train.py whose model() gives the layers"
-EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 AUTO_CLASSES = {
     "causal": "AutoModelForCausalLM",
     "masked": "AutoModelForMaskedLM",
@@ -108,12 +108,13 @@ def build_model(settings: HubSettings, folder: Path) -> Any:
         WorkloadError: the library can't build it.
     """
     auto = getattr(import_transformers(), AUTO_CLASSES[settings.task])
+    own = {"experts_implementation": EXPERTS} if register_experts() else {}
     try:
-        model = auto.from_config(settings.config, attn_implementation="sdpa", dtype=torch.float32)
+        model = auto.from_config(settings.config, dtype=torch.float32, **own)  # sdpa where the model has it
     except Exception as exc:
         raise WorkloadError(
-            f"transformers can't build {folder.name} (model_type {settings.config.model_type!r}) with sdpa "
-            f"attention: {describe_exception(exc)}",
+            f"transformers can't build {folder.name} (model_type {settings.config.model_type!r}): "
+            f"{describe_exception(exc)}",
             hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
         ) from exc
     return model.train()
@@ -149,9 +150,10 @@ def _check_supported(config: Any, folder: Path) -> None:
     for name in ("vision_config", "audio_config", "text_config"):
         if getattr(config, name, None) is not None:
             raise _unsupported(config, folder, f"it is made of several models ({name})")
-    for name in EXPERT_FIELDS:
-        if (getattr(config, name, None) or 0) > 1:
-            raise _unsupported(config, folder, f"models with experts route by their data ({name})")
+    if getattr(config, "output_router_logits", False):
+        raise _unsupported(
+            config, folder, "its loss has a term of all routers together (output_router_logits)"
+        )
     if getattr(config, "quantization_config", None) is not None:
         raise _unsupported(config, folder, "its weights are quantised, and can't be trained")
     ropes = getattr(config, "rope_parameters", None) or {}
