@@ -59,6 +59,15 @@ class Output:
             text = wrap_words(strip_control(text), self.width)
         self._print(self._results, text, style)
 
+    def stream(self, text: str) -> None:
+        """Prints a piece of a text that comes bit by bit, as it is but for what would control a terminal."""
+        self.pause()
+        with self._piped(self._results):
+            encoding = self._results.encoding or "utf-8"
+            clean = "\n".join(strip_control(line) for line in text.split("\n"))
+            self._results.write(clean.encode(encoding, "replace").decode(encoding))
+            self._results.flush()
+
     def table(
         self,
         columns: Sequence[str],

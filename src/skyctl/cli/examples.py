@@ -81,6 +81,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl bench-sync --bytes 40MB --sync ring,star,trees",
         "skyctl bench-sync --limit tower,laptop --sync-format bfloat16 --json",
     ),
+    "generate": (
+        "skyctl generate ab12 'Why is the sky blue?'",
+        "skyctl generate hf:models/qwen 'def fib(n):' --raw --max-tokens 100",
+        "skyctl generate hf:Qwen/Qwen3-4B 'A haiku on gradients' --dtype bfloat16 --temperature 0.7 --json",
+    ),
     "join": (
         "skyctl join ab12 laptop",
         "skyctl join 20261121-063012-ab12 tower oldbox",

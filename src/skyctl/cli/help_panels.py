@@ -55,6 +55,10 @@ USUAL: Mapping[str, Sequence[str]] = {
         *("--measure", "--nodes", "--paper", "--steps", "--batch-size", "--data", "--strategy", "--parallel"),
         *("--cluster", "--limit", "--output", "--json", "--yes"),
     ),
+    "generate": (
+        *("--max-tokens", "--temperature", "--top-p", "--seed", "--system", "--raw", "--dtype"),
+        *("--cluster", "--limit", "--accept-new-host-keys", "--json", "--quiet", "--verbose"),
+    ),
     "bench-sync": (
         *("--bytes", "--repeat", "--sync", "--sync-format", "--helper", "--encrypt", "--cluster", "--limit"),
         *("--accept-new-host-keys", "--json", "--quiet", "--verbose", "--yes"),

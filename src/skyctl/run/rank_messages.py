@@ -40,6 +40,11 @@ MAX_KEYS, MAX_KEYS_BY_RANK = 64, 8
 _START = (EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
 
 
+def own_key_fault(key: str, rank: int) -> str | None:
+    """Why a rank may not set a key; None where it may: the second part of its own keys is its number."""
+    return None if key.split("/")[1:2] == [str(rank)] else f"{key!r:.80} is not its own to set"
+
+
 class RankMessageReader:
     """The messages of one rank, in their order: ``read``, then, where it was not heard before, ``accept``.
 
@@ -159,10 +164,8 @@ class RankMessageReader:
         return "it had said so before" if type(event) in self._seen else None
 
     def _fault_of_key(self, key: str) -> str | None:
-        """A rank speaks for itself alone: the second part of a key is the number of the rank that sets it."""
-        if key.split("/")[1:2] != [str(self._spec.rank)]:
-            return f"{key!r:.80} is not its own to set"
-        return "it had set that key before" if key in self._own_keys else None
+        fault = own_key_fault(key, self._spec.rank)
+        return fault or ("it had set that key before" if key in self._own_keys else None)
 
     def _fault_of_step(self, event: StepEvent) -> str | None:
         if event.step != self._next_step:

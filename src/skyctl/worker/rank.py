@@ -2,7 +2,7 @@
 
 ::
 
-    → rank RankOrder or HelperOrder             what ``main`` gets
+    → rank RankOrder or HelperOrder             what ``main`` gets (GenerationOrder: see ``generator``)
     rank → EnvironmentEvent
     → rank BuildRequest                         then only does it build anything
     rank → StoredEvent, KeyWantedEvent          of the store over which ranks find each other
@@ -34,10 +34,11 @@ from skyctl.agent.task_orders import read_order
 from skyctl.device.process_memory import keep_freed_memory
 from skyctl.device.torch_import import import_torch
 from skyctl.errors import SkyctlError
-from skyctl.worker.rank_order import RANK_ORDERS, HelperOrder
+from skyctl.worker.rank_order import RANK_ORDERS, GenerationOrder, HelperOrder
 
 if TYPE_CHECKING:
     from skyctl.agent.task_runner import TaskChannel
+    from skyctl.worker.generator import Generator
 
 
 def main(message: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
@@ -66,9 +67,14 @@ def main(message: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
         from skyctl.worker.sum_helper import HelperRank
         from skyctl.worker.trainer import Trainer
 
-        rank: HelperRank | Trainer
+        rank: Generator | HelperRank | Trainer
         if isinstance(order, HelperOrder):
             rank = HelperRank(order, channel)
+        elif isinstance(order, GenerationOrder):
+            from skyctl.worker.generator import Generator  # late: it needs transformers
+
+            prepare_dtype(order.workload.dtype, order.device, channel.cache)
+            rank = Generator(order, channel)
         else:
             prepare_dtype(order.workload.dtype, order.device, channel.cache)
             rank = Trainer(order, channel)

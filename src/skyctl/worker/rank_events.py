@@ -244,6 +244,14 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True)
+class TokenEvent:
+    """The next token, of the last rank of those that generate."""
+
+    kind: ClassVar[str] = "token"
+    token: Index
+
+
+@dataclass(frozen=True)
 class RankResult:
     """The rank has trained to its end.
 

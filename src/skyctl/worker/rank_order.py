@@ -1,6 +1,7 @@
 """The launcher's orders to ranks: frozen records, checked where they arrive (``agent.task_orders``).
 
-A rank that holds layers gets a ``RankOrder``, one that only helps others to sum a ``HelperOrder``.
+A rank that holds layers gets a ``RankOrder``, one that only helps others to sum a ``HelperOrder``, one that
+generates text a ``GenerationOrder``.
 ``run.rank_spec`` makes them. Needs the standard library only: the launcher makes orders without torch.
 """
 
@@ -357,5 +358,44 @@ class HelperOrder:
     trace: bool
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: that scores are divided by; 0: the best one is taken.
+        top_p: of the likeliest tokens that together have this share of the probability.
+        seed: of the choice.
+    """
+
+    temperature: Annotated[float, Within(0.0, 100.0)] = 0.0
+    top_p: Annotated[float, Within(0.0, 1.0)] = 1.0
+    seed: Annotated[int, Within(0, 2**62)] = 0
+
+
+@dataclass(frozen=True)
+class GenerationOrder:
+    """Hold the layers of one stage, and generate text with them.
+
+    Attributes:
+        device: as its node calls it.
+        threads: that it computes with; None: as many as torch takes.
+        workload: with the paths of this node.
+        layers: those that it holds.
+    """
+
+    kind: ClassVar[str] = "generation"
+    world: WorldOrder
+    device: DeviceName
+    threads: Count | None
+    workload: WorkloadSpec
+    layers: IndexRange
+    sampling: Sampling = Sampling()
+
+
 AnyRankOrder = RankOrder | HelperOrder
-RANK_ORDERS: tuple[type[AnyRankOrder], ...] = (RankOrder, HelperOrder)
+RANK_ORDERS: tuple[type[RankOrder | HelperOrder | GenerationOrder], ...] = (
+    RankOrder,
+    HelperOrder,
+    GenerationOrder,
+)

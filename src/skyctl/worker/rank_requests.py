@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from skyctl.agent.message_fields import Index, MaxLength
 from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
 
 
@@ -30,6 +31,14 @@ class StartRequest:
 
     kind: ClassVar[str] = "start"
     sums: SumSizes | None = None
+
+
+@dataclass(frozen=True)
+class TokensRequest:
+    """To the first rank of those that generate: the tokens that follow those before."""
+
+    kind: ClassVar[str] = "tokens"
+    ids: Annotated[tuple[Index, ...], MaxLength(1 << 20)]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,12 @@ class BlockContext(nn.Module):
     Positions are plain 0, 1, 2, …, so the mask is asked for without them: the library would only look in
     them for several sequences in one sample. Rotary frequencies are float32 also where layers compute in
     bfloat16, which cannot tell far places apart.
+
+    Args:
+        kind: of the block, where ``rotary`` has frequencies of their own for each kind (Gemma 3).
+
+    Attributes:
+        cache: the library's, of keys and values of earlier tokens; None: each call is with whole samples.
     """
 
     keep_float32 = True
@@ -39,14 +45,19 @@ class BlockContext(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.mask, self.rotary, self.kind = config, mask, rotary, kind
+        self.cache: Any = None
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        if self.cache is not None:
+            positions = positions + self.cache.get_seq_length()
         given: dict[str, Any] = {"position_ids": positions}
         if self.rotary is not None:
             kind = () if self.kind is None else (self.kind,)
             given["position_embeddings"] = self.rotary(x, positions, *kind)
-        given["attention_mask"] = self.mask(self.config, x, attention_mask=None, past_key_values=None)
+        given["attention_mask"] = self.mask(self.config, x, attention_mask=None, past_key_values=self.cache)
+        if self.cache is not None:
+            given["past_key_values"] = self.cache
         return given
 
 
@@ -112,14 +123,22 @@ class BertMlpHalf(nn.Module):
 
 
 class Gpt2Embedding(nn.Module):
-    """Ids [samples, context] → [samples, context, hidden]: a learned vector per token and per place."""
+    """Ids [samples, context] → [samples, context, hidden]: a learned vector per token and per place.
+
+    Attributes:
+        seen: tokens of the same samples in calls before; None: each call is with whole samples.
+    """
 
     def __init__(self, wte: nn.Module, wpe: nn.Module, drop: nn.Module) -> None:
         super().__init__()
         self.wte, self.wpe, self.drop = wte, wpe, drop
+        self.seen: int | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        if self.seen is not None:
+            positions = positions + self.seen
+            self.seen += ids.shape[1]
         out: Tensor = self.drop(self.wte(ids) + self.wpe(positions))
         return out
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,19 +56,31 @@ def tokenize(folder: Path, text: bytes) -> bytes:
     return _tokenize_cached(folder, known, text)
 
 
-@lru_cache(maxsize=2)
-def _tokenize_cached(folder: Path, _digest: str, text: bytes) -> bytes:
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer, of the library's kind.
+
+    Raises:
+        WorkloadError: it can't be loaded.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of processes started later
     try:
         transformers = import_transformers()
         # AutoTokenizer has classes that make up their own for some model_type, whatever tokenizer.json says
         whole = (folder / "tokenizer.json").is_file()
         kind = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
-        tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        pieces = list(_pieces(text.decode("utf-8", errors="replace")))
-        ids = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except WorkloadError:
         raise
+    except Exception as exc:
+        raise WorkloadError(f"the tokenizer in {folder} can't be used: {describe_exception(exc)}") from exc
+
+
+@lru_cache(maxsize=2)
+def _tokenize_cached(folder: Path, _digest: str, text: bytes) -> bytes:
+    tokenizer = load_tokenizer(folder)
+    try:
+        pieces = list(_pieces(text.decode("utf-8", errors="replace")))
+        ids = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as exc:
         raise WorkloadError(f"the tokenizer in {folder} can't be used: {describe_exception(exc)}") from exc
     flat = array("i", (number for piece in ids for number in piece))

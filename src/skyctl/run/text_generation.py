@@ -1,0 +1,184 @@
+"""Text generated over a cluster's nodes: a pipeline of ranks, and the tokens that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skyctl.agent.task_events import LogEvent
+from skyctl.agent.task_orders import write_order, write_request
+from skyctl.errors import ProtocolError, RunError, SkyctlError
+from skyctl.jobs.training_request import send_workload
+from skyctl.planning.generation_stages import StageLayers
+from skyctl.records.backend import SKYCTL
+from skyctl.records.cluster import Cluster, split_device_id
+from skyctl.remote.agent_session import Session
+from skyctl.remote.credentials import make_credentials
+from skyctl.remote.peer_addresses import find_peer_addresses
+from skyctl.remote.remote_task import (
+    RemoteTask,
+    TaskError,
+    TaskExit,
+    read_task_message,
+    task_failure_error,
+)
+from skyctl.remote.task_group import TaskGroup
+from skyctl.run.rank_group import RANK_MODULE
+from skyctl.run.rank_messages import own_key_fault
+from skyctl.run.rank_spec import rank_task_name
+from skyctl.run.rendezvous import Rendezvous
+from skyctl.worker.rank_events import (
+    EnvironmentEvent,
+    HeartbeatEvent,
+    KeyWantedEvent,
+    ReadyEvent,
+    StoredEvent,
+    TokenEvent,
+)
+from skyctl.worker.rank_order import GenerationOrder, Sampling, WorldOrder
+from skyctl.worker.rank_requests import BuildRequest, StartRequest, TokensRequest
+from skyctl.workload.workload_spec import WorkloadSpec
+
+KINDS: Mapping[str, type] = {
+    kind.kind: kind
+    for kind in (
+        *(EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent, HeartbeatEvent, TokenEvent),
+        LogEvent,
+    )
+}
+SILENCE_S = 60.0
+"""Ranks say every few seconds that they are alive."""
+PATIENCE_S = 3600.0
+"""How long a stage waits for the one before it: while a long prompt is read, and between tokens."""
+
+
+@dataclass
+class TextPipeline:
+    """Ranks that generate: ``start`` once, ``tokens`` for a prompt, and ``close`` in any case.
+
+    Args:
+        sessions: by node, of all nodes with a stage.
+        spec: an ``hf:`` workload, as ``Workload.spec`` has it.
+        stages: in the layers' order.
+        threads: by device; None: as many as torch takes.
+        vocabulary: tokens are below it.
+        encrypt: what ranks send each other.
+    """
+
+    cluster: Cluster
+    sessions: Mapping[str, Session]
+    spec: WorkloadSpec
+    stages: Sequence[StageLayers]
+    threads: Mapping[str, int | None]
+    sampling: Sampling
+    vocabulary: int
+    encrypt: bool = False
+    _tasks: TaskGroup[int] = field(default_factory=lambda: TaskGroup("rank"))
+    _ranks: list[RemoteTask] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Sends each node its layers' weights, starts the ranks and brings them together.
+
+        Raises:
+            SkyctlError: a node could not say where others reach it, or a rank has failed.
+        """
+        nodes = [split_device_id(stage.device)[0] for stage in self.stages]
+        addresses: dict[str, str] = {}
+        for name, address in find_peer_addresses({node: self.sessions[node] for node in nodes}).items():
+            if isinstance(address, SkyctlError):
+                raise address
+            addresses[name] = address
+        layers: dict[str, set[int]] = {}
+        for node, stage in zip(nodes, self.stages, strict=True):
+            layers.setdefault(node, set()).update(range(stage.start, stage.stop))
+        used = {node: self.sessions[node] for node in layers}
+        workload = send_workload(self.spec, used, with_data=(), layers=layers)
+        last = len(nodes) - 1
+        pairs = [(rank, rank + 1) for rank in range(last)]
+        credentials = make_credentials(len(nodes), pairs, encrypt=self.encrypt)
+        for rank, (node, stage) in enumerate(zip(nodes, self.stages, strict=True)):
+            before, after = rank - 1 if rank else None, rank + 1 if rank < last else None
+            world = WorldOrder(
+                rank=rank,
+                ranks=len(nodes),
+                backend=SKYCTL,
+                interface=self.cluster.node(node).interface,
+                hosts={peer: addresses[nodes[peer]] for peer in (before, after) if peer is not None},
+                before=before,
+                after=after,
+                clock_of=None,
+                clock_for=(),
+                timeout_s=PATIENCE_S,
+                secrets=credentials[rank].secrets,
+                tls=credentials[rank].tls,
+            )
+            order = GenerationOrder(
+                world=world,
+                device=split_device_id(stage.device)[1],
+                threads=self.threads[stage.device],
+                workload=workload[node],
+                layers=(stage.start, stage.stop),
+                sampling=self.sampling,
+            )
+            task = self.sessions[node].start_task(RANK_MODULE, write_order(order), name=rank_task_name(rank))
+            self._ranks.append(task)
+            self._tasks.follow(rank, task)
+        self._connect()
+
+    def _connect(self) -> None:
+        rendezvous, ready = Rendezvous(), set[int]()
+        while len(ready) < len(self._ranks):
+            rank, event = self._next()
+            task = self._ranks[rank]
+            if isinstance(event, EnvironmentEvent):
+                task.send(write_request(BuildRequest()))
+            elif isinstance(event, StoredEvent) and (fault := own_key_fault(event.key, rank)):
+                raise ProtocolError(
+                    f"node {task.node.name} sent 'stored' for rank {rank}, but {fault}", node=task.node.name
+                )
+            elif isinstance(event, StoredEvent | KeyWantedEvent):
+                rendezvous.take(task, event)
+            elif isinstance(event, ReadyEvent):
+                ready.add(rank)
+        for task in self._ranks:
+            task.send(write_request(StartRequest()))
+
+    def tokens(self, prompt: Sequence[int]) -> Iterator[int]:
+        """The tokens that follow a prompt, without end.
+
+        Raises:
+            SkyctlError: a rank has failed or fallen silent.
+        """
+        given = tuple(prompt)
+        while True:
+            self._ranks[0].send(write_request(TokensRequest(given)))
+            rank, event = self._next()
+            node = self._ranks[rank].node.name
+            if not isinstance(event, TokenEvent) or rank + 1 < len(self._ranks):
+                raise ProtocolError(f"node {node} sent {event.kind!r} where a token is due", node=node)
+            if event.token >= self.vocabulary:
+                raise ProtocolError(f"node {node} sent token {event.token} of {self.vocabulary}", node=node)
+            yield event.token
+            given = (event.token,)
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        self._tasks.kill_all()
+
+    def _next(self) -> tuple[int, Any]:
+        """The next event that is more than a sign of life, and the rank that it is of."""
+        while True:
+            came = self._tasks.receive(SILENCE_S)
+            if came is None:
+                raise RunError(f"no rank was heard for {SILENCE_S:.0f} s")
+            if came.error is not None:
+                raise came.error
+            task = self._ranks[came.key]
+            if came.value is None:
+                raise RunError(f"rank {came.key} on node {task.node.name} has ended without a word")
+            event = read_task_message(KINDS, task.node, came.value).event
+            if isinstance(event, TaskError | TaskExit):
+                raise task_failure_error(task.node, event, workload=self.spec.source)
+            if not isinstance(event, HeartbeatEvent | LogEvent):
+                return came.key, event
