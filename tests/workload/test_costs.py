@@ -46,11 +46,11 @@ def kept_bytes(workload: Workload, start: int, stop: int, samples: int) -> int:
 @pytest.mark.parametrize("source", [SMALL, "bert:layers=2,hidden=64,heads=4,context=32"])
 def test_activation_against_the_real_thing(source: str) -> None:
     workload = load_workload(make_spec(source, batch_size=4))
-    found = count_layer_costs(workload, 4)
+    costs = count_layer_costs(workload, 4)
     for start, stop in [(0, 3), (1, 2), (1, 5), (2, workload.layers), (0, workload.layers)]:
-        told = sum(c.activation_bytes for c in found[start:stop])
-        assert kept_bytes(workload, start, stop, 4) <= told * 1.001
-        assert kept_bytes(workload, start, stop, 4) >= told * 0.93
+        counted = sum(c.activation_bytes for c in costs[start:stop])
+        assert kept_bytes(workload, start, stop, 4) <= counted * 1.001
+        assert kept_bytes(workload, start, stop, 4) >= counted * 0.93
 
 
 def test_what_is_passed_on_is_counted_once(user: Make) -> None:
@@ -66,15 +66,15 @@ def test_what_is_passed_on_is_counted_once(user: Make) -> None:
         "def model(): return [Start(), Body(), Body(), Body(), Join(), nn.Linear(64, 4)]\n"
     )
     workload = user(body)
-    found = count_layer_costs(workload, 8)
+    costs = count_layer_costs(workload, 8)
     for start, stop in [(1, 5), (2, 6), (3, 5), (1, 6)]:
-        told = sum(c.activation_bytes for c in found[start:stop])
-        assert kept_bytes(workload, start, stop, 8) == told
+        counted = sum(c.activation_bytes for c in costs[start:stop])
+        assert kept_bytes(workload, start, stop, 8) == counted
 
 
 def test_flops_against_the_counter() -> None:
     workload = load_workload(make_spec(SMALL, batch_size=4))
-    found = count_layer_costs(workload, 2)
+    costs = count_layer_costs(workload, 2)
     x, targets = next(workload.batches(0, 0, 2))
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(
         torch.nn.attention.SDPBackend.MATH
@@ -84,22 +84,22 @@ def test_flops_against_the_counter() -> None:
         workload.loss(x, targets).backward()
     # torch's formula for fused attention counts recomputing the scores in backward, a fifth product
     fused = 3 * 2 * (2 * 64 * 32 * 32)
-    assert sum(c.flops for c in found) == counter.get_total_flops() + fused
+    assert sum(c.flops for c in costs) == counter.get_total_flops() + fused
 
 
 def test_state_and_signatures() -> None:
     workload = load_workload(make_spec(SMALL, batch_size=4))
-    found = count_layer_costs(workload, 2)
-    for cost, layer in zip(found, workload.build(0, workload.layers), strict=True):
+    costs = count_layer_costs(workload, 2)
+    for cost, layer in zip(costs, workload.build(0, workload.layers), strict=True):
         assert cost.state_bytes == 16 * sum(p.numel() for p in layer.parameters())
         assert cost.gradient_bytes == cost.state_bytes / 4
     by_kind = {}
-    for cost in found:
+    for cost in costs:
         by_kind.setdefault(cost.name.rpartition(".")[2], set()).add(cost.signature)
     assert {k: len(v) for k, v in by_kind.items()} == {"embedding": 1, "attention": 1, "mlp": 1, "head": 1}
-    assert len({c.signature for c in found}) == 4
-    assert found[0].output_bytes == 2 * 32 * 64 * 4
-    assert [c.name for c in found] == workload.names
+    assert len({c.signature for c in costs}) == 4
+    assert costs[0].output_bytes == 2 * 32 * 64 * 4
+    assert [c.name for c in costs] == workload.names
 
 
 def test_optimizer_state(user: Make) -> None:
@@ -123,12 +123,12 @@ def test_frozen_and_buffers(user: Make) -> None:
         "def model(): return [nn.Linear(6, 4).requires_grad_(False), nn.BatchNorm1d(4), nn.Linear(4, 4), "
         "nn.Dropout(0.1), nn.Dropout(0.2)]\n"
     )
-    found = count_layer_costs(workload, 4)
-    assert found[0].state_bytes == 28 * 4
-    assert found[1].state_bytes == 8 * 16 + 8 * 4 + 8
-    assert [cost.gradient_bytes for cost in found] == [0, 8 * 4, 20 * 4, 0, 0]
+    costs = count_layer_costs(workload, 4)
+    assert costs[0].state_bytes == 28 * 4
+    assert costs[1].state_bytes == 8 * 16 + 8 * 4 + 8
+    assert [cost.gradient_bytes for cost in costs] == [0, 8 * 4, 20 * 4, 0, 0]
     assert not workload.boundary(1, 4)[0].requires_grad
-    assert found[3].signature != found[4].signature
+    assert costs[3].signature != costs[4].signature
     assert all(p.grad is None for p in workload.shapes.fake_layers[2].parameters())
 
 
@@ -164,9 +164,9 @@ def test_own_function_shows_in_the_signature(user: Make) -> None:
         "    def forward(self, x): return self.f.apply(x)\n"
         "def model(): return [nn.Linear(6, 6), L(A), L(B), L(A), nn.Linear(6, 4)]\n"
     )
-    found = count_layer_costs(user(body), 4)
-    assert found[1].signature == found[3].signature != found[2].signature
-    assert found[2].flops > found[1].flops
+    costs = count_layer_costs(user(body), 4)
+    assert costs[1].signature == costs[3].signature != costs[2].signature
+    assert costs[2].flops > costs[1].flops
 
 
 def test_real_layers_run_as_told() -> None:

@@ -36,8 +36,8 @@ def model(): return [First(6, 4)]
 
 def children() -> list[int]:
     """The processes that this one has started and that run."""
-    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in found if parent(pid) == os.getpid() and runs(pid)]
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if parent(pid) == os.getpid() and runs(pid)]
 
 
 def test_batches_are_the_same_for_one_seed_and_no_process_is_left(user: Callable[..., Workload]) -> None:

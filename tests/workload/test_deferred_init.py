@@ -41,8 +41,8 @@ class SeededDraws(TorchDispatchMode):
 def real(layer: nn.Module, record: Any) -> dict[str, Tensor]:
     names = dict(layer.named_parameters()) | dict(layer.named_buffers())
     late = {n: t for n, t in names.items() if is_deferred(t)}
-    made = record.materialize(list(late.values()))
-    return {**names, **dict(zip(late, made, strict=True))}
+    values = record.materialize(list(late.values()))
+    return {**names, **dict(zip(late, values, strict=True))}
 
 
 class Custom(nn.Module):
@@ -165,7 +165,7 @@ class Peak(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
-        self.known: set[int] = set()
+        self.counted: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -174,15 +174,15 @@ class Peak(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.device.type != "meta" and type(tensor) is not FakeTensor:
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self.known:
-                    self.known.add(storage._cdata)
+                if storage._cdata not in self.counted:
+                    self.counted.add(storage._cdata)
                     self.now += storage.nbytes()
                     self.most = max(self.most, self.now)
                     weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
         return out
 
     def gone(self, key: int, nbytes: int) -> None:
-        self.known.discard(key)
+        self.counted.discard(key)
         self.now -= nbytes
 
 
@@ -200,14 +200,14 @@ def test_only_the_wanted_layers_get_memory(user: Make) -> None:
         "    for l in layers[1:-1]: nn.init.normal_(l.w, std=0.1)\n"
         "    return layers\n"
     )
-    one = 256 * 256 * 4
+    layer_bytes = 256 * 256 * 4
     with Peak() as peak:
         workload = user(body)
-        assert peak.most < one / 2, "loading a workload takes no memory for its layers"
+        assert peak.most < layer_bytes / 2, "loading a workload takes no memory for its layers"
         built = workload.build(3, 5)
-        assert 2 * one <= peak.most < 4.5 * one
+        assert 2 * layer_bytes <= peak.most < 4.5 * layer_bytes
         built += workload.build(5, 6)
-        assert peak.now < 3.5 * one
+        assert peak.now < 3.5 * layer_bytes
     assert built[0].w.std().item() == pytest.approx(0.1, rel=0.05)
     assert isinstance(built[0].w, nn.Parameter)
     assert built[0].mask.sum() == 136

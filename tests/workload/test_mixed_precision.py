@@ -126,10 +126,10 @@ def test_what_stays_in_float32(user: Make) -> None:
     assert {t.dtype for t in norm.state_dict().values()} == {torch.float32, torch.int64}
     assert keep.frequencies.dtype == torch.float32
     assert (table.table.dtype, table.index.dtype) == (LOW, torch.int64)
-    found = count_layer_costs(workload, 4)
-    assert found[0].state_bytes == 2 * 28
-    assert found[1].state_bytes == 8 * 16 + 8 * 4 + 8
-    assert found[4].state_bytes == 18 * 20
+    costs = count_layer_costs(workload, 4)
+    assert costs[0].state_bytes == 2 * 28
+    assert costs[1].state_bytes == 8 * 16 + 8 * 4 + 8
+    assert costs[4].state_bytes == 18 * 20
     inputs, targets = next(workload.batches())
     value = inputs
     assert inputs.dtype == LOW
@@ -154,7 +154,7 @@ def test_a_layer_that_insists_on_float32_is_told_what_to_do(user: Make) -> None:
 
 def test_weight_gradients_put_off_reach_the_masters() -> None:
     workload = load_workload(make_spec(SMALL, batch_size=4, dtype="bfloat16"))
-    found = []
+    gradients = []
     for put_off in (False, True):
         layer = workload.build(1, 2)[0]
         nn.init.ones_(layer.out.weight)
@@ -169,8 +169,8 @@ def test_weight_gradients_put_off_reach_the_masters() -> None:
         else:
             out.backward()
         assert layer.qkv.weight.grad is None
-        found.append([master_of(p).grad for p in layer.parameters()])
-    for whole, late in zip(*found, strict=True):
+        gradients.append([master_of(p).grad for p in layer.parameters()])
+    for whole, late in zip(*gradients, strict=True):
         assert whole.dtype == torch.float32
         assert torch.equal(whole, late)
 

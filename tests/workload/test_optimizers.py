@@ -34,16 +34,16 @@ def test_groups_by_name_on_any_stage(user: Make, dtype: str) -> None:
     workload = user(GROUPS, dtype=dtype)
     for start, stop in ((0, 3), (0, 1), (1, 2), (2, 3)):
         layers = workload.build(start, stop)
-        made = workload.optimizer(p for layer in layers for p in layer.parameters())
-        held = [{id(p) for p in group["params"]} for group in made.param_groups]
-        assert [group["weight_decay"] for group in made.param_groups] == [0.5, 0.0]
+        optimizer = workload.optimizer(p for layer in layers for p in layer.parameters())
+        held = [{id(p) for p in group["params"]} for group in optimizer.param_groups]
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
         for index, layer in enumerate(layers, start):
             for name, parameter in layer.named_parameters():
                 expected = 1 if name == "bias" or index == 1 else 0
                 assert id(master_of(parameter)) in held[expected], (index, name)
                 master_of(parameter).grad = torch.ones_like(master_of(parameter))
         before = [layer.state_dict() for layer in layers]
-        made.step()
+        optimizer.step()
         assert len(before) == stop - start, "a group may be empty of this stage's parameters"
 
 
@@ -75,9 +75,9 @@ def test_a_list_that_is_empty_on_a_stage_is_said(user: Make) -> None:
 
 def scheduler(workload: Workload, steps: int = 10, recipe: Recipe | None = None) -> Any:
     optimizer = workload.optimizer(workload.build(0, 1)[0].parameters())
-    made = make_users_lr_scheduler(workload.model, optimizer, recipe or Recipe(), steps)
-    assert made is None or made.optimizer is optimizer
-    return made
+    scheduler = make_users_lr_scheduler(workload.model, optimizer, recipe or Recipe(), steps)
+    assert scheduler is None or scheduler.optimizer is optimizer
+    return scheduler
 
 
 def test_a_scheduler_is_told_the_runs_steps(user: Make) -> None:

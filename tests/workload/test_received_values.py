@@ -45,8 +45,8 @@ def test_the_chain_of_stages_gives_the_gradients_of_one_process(user: Callable[.
     for out, capture in zip(reversed(given), [*reversed(captures), None], strict=True):
         out.backward(gradient)
         gradient = None if capture is None else capture.gradients()[0]
-    for one, other in zip(whole, layers, strict=True):
-        for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+    for layer, other in zip(whole, layers, strict=True):
+        for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 

@@ -50,10 +50,10 @@ def test_values_are_read_as_the_parameter_says() -> None:
 
     given = {"width": "512", "rate": "2", "deep": "true", "name": "3", "size": "7", "left": "None"}
     given |= {"guess": "1e-3", "more": "12", "yes": "True", "text": "nan", "long": "9" * 5000}
-    made = bound(given, model=model)["model"]()
+    values = bound(given, model=model)["model"]()
     rest = {"more": 12, "yes": True, "text": "nan", "long": "9" * 5000}
-    assert made == (512, 2.0, True, "3", 7, None, 1e-3, rest)
-    assert type(made[1]) is float
+    assert values == (512, 2.0, True, "3", 7, None, 1e-3, rest)
+    assert type(values[1]) is float
 
 
 @pytest.mark.parametrize(

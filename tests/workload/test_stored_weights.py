@@ -27,15 +27,15 @@ MODEL = "def model(): return [nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4
 
 def state_of(workload: Workload) -> dict[str, Tensor]:
     """The whole model's values, by the names of weights.safetensors."""
-    found = {}
+    state = {}
     for index, layer in enumerate(workload.build(0, workload.layers)):
         names = workload.weight_names(index)
-        found |= {names[own]: tensor.detach() for own, tensor in layer.state_dict().items()}
-    return found
+        state |= {names[own]: tensor.detach() for own, tensor in layer.state_dict().items()}
+    return state
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
 def starting(spec: WorkloadSpec, path: Path) -> Workload:
@@ -70,9 +70,9 @@ def test_a_plain_state_dict_of_torch(suffix: str, whole: Workload, tmp_path: Pat
     torch.manual_seed(5)
     mine = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
     torch.save(mine.state_dict(), tmp_path / f"mine{suffix}")
-    found = state_of(starting(replace(whole.spec, boundaries=None), tmp_path / f"mine{suffix}"))
-    wanted = {name: tensor.to(found[name].dtype) for name, tensor in mine.state_dict().items()}
-    assert same(found, wanted)
+    weights = state_of(starting(replace(whole.spec, boundaries=None), tmp_path / f"mine{suffix}"))
+    wanted = {name: tensor.to(weights[name].dtype) for name, tensor in mine.state_dict().items()}
+    assert same(weights, wanted)
 
 
 def test_each_node_is_sent_its_layers(whole: Workload, tmp_path: Path) -> None:
@@ -191,13 +191,13 @@ def test_a_hugging_face_folder_and_a_run_of_it(tmp_path: Path) -> None:
     hub_folders.uncut(folder, seed=3).save_pretrained(str(folder), max_shard_size="20KB")
     stored = hub_folders.load(folder)
     asked = replace(bare.spec, boundaries=None)
-    found = starting(asked, folder)
-    assert same(state_of(found), state_of(stored))
+    started = starting(asked, folder)
+    assert same(state_of(started), state_of(stored))
     save_weights(tmp_path / "w.safetensors", stored.build(0, stored.layers), 0, stored.model)
     again = starting(asked, tmp_path / "w.safetensors")
     assert same(state_of(again), state_of(stored))
     node = load_workload(replace(again.spec, init_from=None))  # one that goes on from a checkpoint
-    rates = {w.optimizer(w.build(0, 1)[0].parameters()).param_groups[0]["lr"] for w in (found, again, node)}
+    rates = {w.optimizer(w.build(0, 1)[0].parameters()).param_groups[0]["lr"] for w in (started, again, node)}
     assert rates == {5e-5}
     assert rate != 5e-5
     index = folder / "model.safetensors.index.json"

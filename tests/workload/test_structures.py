@@ -52,22 +52,26 @@ class Record:
 )
 def test_there_and_back(value: Any, plain: Any, structure: Any) -> None:
     checked = check_value(value, "inputs", "data()")
-    tensors, found = flatten_value(checked)
+    tensors, built = flatten_value(checked)
     if structure is not None or isinstance(value, torch.Tensor):
-        assert found == structure
-    told = json.loads(json.dumps({"structure": found}))
-    again = unflatten_value(tensors, read_structure(told, "structure", len(tensors)))
+        assert built == structure
+    document = json.loads(json.dumps({"structure": built}))
+    again = unflatten_value(tensors, read_structure(document, "structure", len(tensors)))
     assert _same(again, plain)
-    assert len(tensor_places(found, "inputs")) == len(tensors)
+    assert len(tensor_places(built, "inputs")) == len(tensors)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     """The very tensors, in the same plain tuples and dicts, keys in the same order."""
-    if isinstance(one, dict):
-        return type(other) is dict and list(one) == list(other) and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, tuple):
-        return type(other) is tuple and len(one) == len(other) and all(map(_same, one, other))
-    return one is other
+    if isinstance(value, dict):
+        return (
+            type(other) is dict
+            and list(value) == list(other)
+            and all(_same(value[k], other[k]) for k in value)
+        )
+    if isinstance(value, tuple):
+        return type(other) is tuple and len(value) == len(other) and all(map(_same, value, other))
+    return value is other
 
 
 def test_a_dict_is_taken_apart_by_key() -> None:
@@ -288,8 +292,8 @@ def test_a_batch_that_is_one_dict_is_told_how(user: Callable[..., Workload]) -> 
 def test_an_example_is_read_again_and_must_say_its_structures() -> None:
     tensor = {"shape": [3], "dtype": "float32", "low": 0, "high": 0}
     structures = {"inputs_structure": {"tuple": [None, None]}, "targets_structure": None}
-    told = {"inputs": [tensor, tensor], "targets": [tensor], **structures}
-    example = BatchExample.from_dict(told)
+    document = {"inputs": [tensor, tensor], "targets": [tensor], **structures}
+    example = BatchExample.from_dict(document)
     assert BatchExample.from_dict(json.loads(json.dumps(asdict(example)))) == example
     with pytest.raises(WorkloadError, match="has no targets_structure"):
-        BatchExample.from_dict({key: value for key, value in told.items() if key != "targets_structure"})
+        BatchExample.from_dict({key: value for key, value in document.items() if key != "targets_structure"})

@@ -37,7 +37,7 @@ def test_what_a_mark_tells_is_read_so(tmp_path: Path, mark: bytes, encoding: str
 
 
 @pytest.mark.parametrize(
-    ("data", "said", "hint"),
+    ("data", "message", "hint"),
     [
         (b"caf\xe9 the a of", "must be UTF-8, and byte 3 is 0xe9", "iconv -f ISO-8859-1 -t UTF-8 'a b.txt'"),
         (b"x" * (1 << 20) + b"\xe9 of", "and byte 1048576 is 0xe9", "> 'a b.utf8.txt'"),
@@ -47,12 +47,12 @@ def test_what_a_mark_tells_is_read_so(tmp_path: Path, mark: bytes, encoding: str
         (codecs.BOM_UTF8, "is empty", "give a file with the text"),
     ],
 )
-def test_what_is_a_guess_is_refused(tmp_path: Path, data: bytes, said: str, hint: str) -> None:
+def test_what_is_a_guess_is_refused(tmp_path: Path, data: bytes, message: str, hint: str) -> None:
     path = tmp_path / "a b.txt"
     path.write_bytes(data)
     with pytest.raises(WorkloadError, match=r"the text .*a b\.txt") as caught:
         read_text(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert hint in str(caught.value.hint)
 
 

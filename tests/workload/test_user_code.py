@@ -45,9 +45,9 @@ def test_own_names_loss_and_optimizer(user: Make) -> None:
         learning_rate=0.125,
     )
     assert workload.names == ["first", "last"]
-    made = workload.optimizer(workload.build(0, 1)[0].parameters())
-    assert isinstance(made, torch.optim.SGD)
-    assert made.param_groups[0]["lr"] == 0.125
+    optimizer = workload.optimizer(workload.build(0, 1)[0].parameters())
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert optimizer.param_groups[0]["lr"] == 0.125
     scores, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
     assert workload.loss(scores, targets).item() == pytest.approx(
         2 * nn.functional.cross_entropy(scores, targets).item()
@@ -240,9 +240,9 @@ def test_ranges_and_partial_batches(user: Make) -> None:
     )
     workload = user(MODEL, data=data)
     stream = workload.batches(0, 4, 8)
-    found = [next(stream)[0] for _ in range(3)]
-    assert found[0][:, 0].tolist() == [4, 5, 6, 7]
-    assert found[2][:, 0].tolist() == [104, 105, 106, 107]
+    batches = [next(stream)[0] for _ in range(3)]
+    assert batches[0][:, 0].tolist() == [4, 5, 6, 7]
+    assert batches[2][:, 0].tolist() == [104, 105, 106, 107]
 
 
 def test_random_inputs(user: Make) -> None:
@@ -291,7 +291,7 @@ def test_tuples(user: Make) -> None:
 
 def test_helpers_do_not_mix(user: Make, tmp_path: Path) -> None:
     """Two train.py with a helpers.py each, one that hides a standard module, imports inside functions."""
-    made = []
+    workloads = []
     for size in (3, 5):
         folder = tmp_path / f"project {size}; $(touch x) 'q' \"d\""
         (folder / "parts").mkdir(parents=True)
@@ -314,8 +314,8 @@ def test_helpers_do_not_mix(user: Make, tmp_path: Path) -> None:
             "    assert importlib.import_module('late').WIDTH == helpers.SIZE\n"
             "    return [parts.make(), Late()]\n"
         )
-        made.append((size, folder, user(body, folder=folder)))
-    for size, folder, workload in made:
+        workloads.append((size, folder, user(body, folder=folder)))
+    for size, folder, workload in workloads:
         assert workload.boundary(1, 1)[0].shape == (1, size)
         layers = workload.build(0, 2)
         assert layers[1](layers[0](torch.zeros(2, 6))).shape == (2, 4)
@@ -328,7 +328,7 @@ def test_helpers_do_not_mix(user: Make, tmp_path: Path) -> None:
     assert hasattr(queue, "SimpleQueue")
     assert not {"helpers", "late", "parts", "parts.inner"} & set(sys.modules)
     assert not any(str(tmp_path) in entry for entry in sys.path)
-    assert made[0][2].digest != made[1][2].digest
+    assert workloads[0][2].digest != workloads[1][2].digest
 
 
 def test_shipped_copy_works(user: Make, tmp_path: Path) -> None:
@@ -470,6 +470,6 @@ def test_what_layers_can_not_share_is_refused(line: str, words: str, user: Make)
         f"    {line}\n"
         "    return [table, head, nn.Linear(6, 4)]\n"
     )
-    with pytest.raises(WorkloadError, match=words) as told:
+    with pytest.raises(WorkloadError, match=words) as caught:
         user(body)
-    assert told.value.hint
+    assert caught.value.hint

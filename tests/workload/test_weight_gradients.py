@@ -287,13 +287,13 @@ def test_gradients_are_autograds(name: str, needs_input: bool) -> None:
         assert (of_a is None) == (of_b is None) == (not needs_input)
         if of_a is not None and of_b is not None:
             torch.testing.assert_close(of_b, of_a, rtol=CLOSE, atol=CLOSE)
-    for one, two in zip(gradients(plain), gradients(other), strict=True):
-        assert (one is None) == (two is None)
-        if one is not None and two is not None:
-            assert two.stride() == one.stride()
-            torch.testing.assert_close(two, one, rtol=CLOSE, atol=CLOSE)
+    for wanted, late in zip(gradients(plain), gradients(other), strict=True):
+        assert (wanted is None) == (late is None)
+        if wanted is not None and late is not None:
+            assert late.stride() == wanted.stride()
+            torch.testing.assert_close(late, wanted, rtol=CLOSE, atol=CLOSE)
             if name in ("linear", "mlp", "attention", "head", "addmm"):
-                assert torch.equal(one, two)
+                assert torch.equal(wanted, late)
 
 
 def test_several_microbatches_between_backward_and_add() -> None:
@@ -311,10 +311,10 @@ def test_several_microbatches_between_backward_and_add() -> None:
     assert other[0].up.weight.grad is None
     for later in waiting:
         later.add()
-    for one, two in zip(gradients(plain), gradients(other), strict=True):
-        assert one is not None
-        assert two is not None
-        assert torch.equal(one, two)
+    for wanted, late in zip(gradients(plain), gradients(other), strict=True):
+        assert wanted is not None
+        assert late is not None
+        assert torch.equal(wanted, late)
 
 
 def test_hooks_of_parameters_see_what_they_always_saw() -> None:
@@ -328,13 +328,13 @@ def test_hooks_of_parameters_see_what_they_always_saw() -> None:
     assert number == 2
     assert seen == ["after", "before"]
     assert layer[0].weight.grad is not None
-    found = layer[0].weight.grad.clone()
+    gradient = layer[0].weight.grad.clone()
     plain = copy.deepcopy(layer)
     plain.zero_grad()
     plain[0].weight = nn.Parameter(other)
     plain(x).backward(torch.ones(3, 4))
     assert plain[0].weight.grad is not None
-    torch.testing.assert_close(found, 2 * plain[0].weight.grad)
+    torch.testing.assert_close(gradient, 2 * plain[0].weight.grad)
 
 
 @pytest.mark.parametrize("make", [lambda: Mlp(8), Fold, Addmm])
@@ -352,11 +352,11 @@ def test_autocast(make: Callable[[], nn.Module]) -> None:
             (later.backward if put_off else torch.autograd.backward)([out], [gradient.to(out.dtype)])
             assert put_off == bool(list(later.held))
             later.add()
-    for one, two in zip(gradients(plain), gradients(other), strict=True):
-        assert one is not None
-        assert two is not None
-        assert one.dtype == two.dtype == torch.float32
-        torch.testing.assert_close(two, one, rtol=2e-2, atol=2e-2)
+    for wanted, late in zip(gradients(plain), gradients(other), strict=True):
+        assert wanted is not None
+        assert late is not None
+        assert wanted.dtype == late.dtype == torch.float32
+        torch.testing.assert_close(late, wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_what_is_changed_too_early_is_an_error() -> None:
@@ -412,7 +412,7 @@ def test_a_gradient_that_a_parameter_has_taken_over_is_copied() -> None:
         waiting.append(later)
     for later in waiting:
         later.add()
-    for one, two in zip(gradients(plain), gradients(other), strict=True):
-        assert one is not None
-        assert two is not None
-        torch.testing.assert_close(two, one)
+    for wanted, late in zip(gradients(plain), gradients(other), strict=True):
+        assert wanted is not None
+        assert late is not None
+        torch.testing.assert_close(late, wanted)

@@ -100,13 +100,13 @@ def build_layers(kind: str, sizes: Mapping[str, int]) -> list[tuple[str, nn.Modu
     """The layers, named ``embedding``, ``block.I.attention``, ``block.I.mlp``, …, ``head``."""
     hidden, heads, count = sizes["hidden"], sizes["heads"], sizes["layers"]
     causal = kind == "gpt"
-    found: list[tuple[str, nn.Module]] = [("embedding", Embedding(hidden, sizes["context"]))]
+    layers: list[tuple[str, nn.Module]] = [("embedding", Embedding(hidden, sizes["context"]))]
     for block in range(count):
-        found.append((f"block.{block}.attention", Attention(hidden, heads, causal)))
-        found.append((f"block.{block}.mlp", Mlp(hidden)))
+        layers.append((f"block.{block}.attention", Attention(hidden, heads, causal)))
+        layers.append((f"block.{block}.mlp", Mlp(hidden)))
     head = Head(hidden, VOCABULARY_SIZE, pool=False) if causal else Head(hidden, CLASSES, pool=True)
-    found.append(("head", head))
-    return found
+    layers.append(("head", head))
+    return layers
 
 
 def default_learning_rate(hidden: int) -> float:

@@ -68,16 +68,16 @@ def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
         WorkloadError: a layer can't be run, forward or backward, at that many samples.
     """
     boundaries = workload.shapes.boundaries(samples)
-    known: dict[str, LayerCost] = {}
-    found = []
+    by_signature: dict[str, LayerCost] = {}
+    costs = []
     for index, name in enumerate(workload.names):
         try:
-            cost = _layer_cost(workload, index, boundaries, samples, known)
+            cost = _layer_cost(workload, index, boundaries, samples, by_signature)
         except NeedsValuesError:  # its backward does, or the loss behind it
             workload.shapes.use_values(index)
-            cost = _layer_cost(workload, index, boundaries, samples, known)
-        found.append(replace(cost, name=name))
-    return found
+            cost = _layer_cost(workload, index, boundaries, samples, by_signature)
+        costs.append(replace(cost, name=name))
+    return costs
 
 
 def _layer_cost(
@@ -85,14 +85,14 @@ def _layer_cost(
     index: int,
     boundaries: list[LayerBoundary],
     samples: int,
-    known: dict[str, LayerCost],
+    by_signature: dict[str, LayerCost],
 ) -> LayerCost:
     """The cost of one layer: of an equal one that is known by its signature, or counted."""
     signature = _signature(workload, index, boundaries, samples)
-    if signature not in known:
+    if signature not in by_signature:
         run = _CountedRun(workload, index, boundaries[index], samples)
         fake_layer = workload.shapes.fake_layers[index]
-        known[signature] = LayerCost(
+        by_signature[signature] = LayerCost(
             name=workload.names[index],
             signature=signature,
             flops=float(run.flops),
@@ -104,7 +104,7 @@ def _layer_cost(
             gradient_bytes=float(_gradient_bytes(fake_layer)),
             gradient_matrices=_gradient_matrices(fake_layer),
         )
-    return known[signature]
+    return by_signature[signature]
 
 
 def _forward(
@@ -165,10 +165,10 @@ class _LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
         self.now = 0
         self.most = 0
         self.flops = 0
-        self._known: dict[int, Any] = {}
+        self._counted: dict[int, Any] = {}
         self._outside = [t.untyped_storage() for t in counted]  # alive, so that their ids are not used again
         for storage in self._outside:
-            self._known[storage._cdata] = None
+            self._counted[storage._cdata] = None
 
     def add(self, tensor: Tensor) -> None:
         """Counts a tensor's storage until it is freed; of a sparse one its parts, which are tensors, were."""
@@ -176,14 +176,14 @@ class _LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             return
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
-        if key in self._known:
+        if key in self._counted:
             return
 
         def gone(_: Any) -> None:
             self.now -= nbytes
-            del self._known[key]
+            del self._counted[key]
 
-        self._known[key] = weakref.ref(storage, gone)
+        self._counted[key] = weakref.ref(storage, gone)
         self.now += nbytes
         self.most = max(self.most, self.now)
 
@@ -264,11 +264,11 @@ def _backward(
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    found = {}
+    sizes = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        found[storage._cdata] = storage.nbytes()
-    return found
+        sizes[storage._cdata] = storage.nbytes()
+    return sizes
 
 
 def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
@@ -323,7 +323,7 @@ def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> 
     except (NotImplementedError, RuntimeError, WorkloadError):
         small = [_make_stand_in(p, tuple(min(size, 4) for size in p.shape), "cpu") for p in parameters]
         try:
-            found = _bytes_after_step(workload, small)
+            state_bytes = _bytes_after_step(workload, small)
         except RuntimeError as exc:
             raise WorkloadError(
                 f"{workload.model.place_of('optimizer')}: its step() fails on dense gradients of zeros: "
@@ -332,25 +332,25 @@ def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> 
             ) from exc
         return [
             int(have * p.numel() / max(1, s.numel()))
-            for have, p, s in zip(found, parameters, small, strict=True)
+            for have, p, s in zip(state_bytes, parameters, small, strict=True)
         ]
 
 
 def _make_stand_in(parameter: nn.Parameter, shape: tuple[int, ...], device: str) -> nn.Parameter:
-    made = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=device))
-    made.grad = torch.zeros_like(made)
-    copy_name(parameter, made)
-    return made
+    stand_in = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=device))
+    stand_in.grad = torch.zeros_like(stand_in)
+    copy_name(parameter, stand_in)
+    return stand_in
 
 
 def _bytes_after_step(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:
     optimizer = workload.optimizer(parameters)
     optimizer.step()
-    found = []
+    state_bytes = []
     for parameter in parameters:
         kept = tree_leaves(dict(optimizer.state.get(parameter, {})))
-        found.append(sum(_tensor_bytes(t) for t in kept if isinstance(t, Tensor) and t.dim() > 0))
-    return found
+        state_bytes.append(sum(_tensor_bytes(t) for t in kept if isinstance(t, Tensor) and t.dim() > 0))
+    return state_bytes
 
 
 def _tensor_bytes(tensor: Tensor) -> int:

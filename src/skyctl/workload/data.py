@@ -123,8 +123,8 @@ class UserData:
     ) -> None:
         self.function, self.name, self.batch_size, self.seed = function, name, batch_size, seed
         self.takes_range = accepts_sample_range(function)
-        self._told = {"owner": owner} if takes_owner(function) else {}
-        if self._told and owner is None:
+        self._owner_argument = {"owner": owner} if takes_owner(function) else {}
+        if self._owner_argument and owner is None:
             raise WorkloadError(
                 f"{name} takes an owner, so it is called on that owner's nodes alone",
                 hint="define example(batch_size) to give the shapes; train with --local-steps and --owners",
@@ -182,9 +182,9 @@ class UserData:
         random.seed(f"skyctl {seed} data")
         try:
             wanted = {"start": start, "stop": stop} if self.takes_range else {}
-            made = self.function(self.batch_size, seed, **wanted, **self._told)
-            self.position.length = _length_of(made)
-            iterator = iter(made)
+            batches = self.function(self.batch_size, seed, **wanted, **self._owner_argument)
+            self.position.length = _length_of(batches)
+            iterator = iter(batches)
             user_state, user_python_state = torch.default_generator.get_state(), random.getstate()
         finally:
             torch.default_generator.set_state(state)

@@ -98,14 +98,14 @@ class OperationTape:
         draw: int | Tensor | None = None,
     ) -> None:
         """Adds one operation, unless it only returns views of its arguments."""
-        known = {ref.storage for ref in refs.values()}
+        storages = {ref.storage for ref in refs.values()}
         outputs = []
         writes = {refs[id(t)].storage for t in mutated_arguments(func, args, kwargs) if id(t) in refs}
         for place, tensor in enumerate(tree_leaves(out)):
             if isinstance(tensor, Tensor) and is_deferred(tensor):
                 ref = ref_of(tensor)
                 self._alive[ref.storage] = tensor.untyped_storage()
-                if ref.storage not in known:
+                if ref.storage not in storages:
                     outputs.append((place, ref))
                     writes.add(ref.storage)
         if not writes:
@@ -116,8 +116,10 @@ class OperationTape:
 
         index = len(self._ops)
         frozen = tree_map(freeze, args), tree_map(freeze, kwargs)
-        made = TapedOperation(func, *frozen, tuple(outputs), frozenset(known), frozenset(writes), draw)
-        self._ops.append(made)
+        operation = TapedOperation(
+            func, *frozen, tuple(outputs), frozenset(storages), frozenset(writes), draw
+        )
+        self._ops.append(operation)
         for key in writes:
             self._writers.setdefault(key, []).append(index)
 
@@ -149,18 +151,18 @@ class OperationTape:
         """Indices of the operations those storages depend on, ascending: a backward slice."""
         heap = [-index for key in set(keys) for index in self._writers.get(key, [])]
         heapq.heapify(heap)
-        found: list[int] = []
+        needed: list[int] = []
         while heap:
             index = -heapq.heappop(heap)
-            if found and found[-1] == index:
+            if needed and needed[-1] == index:
                 continue
-            found.append(index)
+            needed.append(index)
             for key in self._ops[index].reads:
                 for earlier in self._writers.get(key, []):
                     if earlier >= index:
                         break
                     heapq.heappush(heap, -earlier)
-        return found[::-1]
+        return needed[::-1]
 
     def _run(self, op: TapedOperation, values: dict[int, Any]) -> None:
         def thaw(value: Any) -> Any:
@@ -175,13 +177,13 @@ class OperationTape:
             torch.default_generator.set_state(op.draw)
         out = tree_leaves(op.func(*tree_map(thaw, op.args), **tree_map(thaw, op.kwargs)))
         for place, ref in op.outputs:
-            made: Tensor = out[place]
-            if tuple(made.stride()) != ref.stride or made.storage_offset() != ref.offset:
+            tensor: Tensor = out[place]
+            if tuple(tensor.stride()) != ref.stride or tensor.storage_offset() != ref.offset:
                 nbytes = self._alive[ref.storage].nbytes()
                 laid = torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
                 copy = torch.empty(0, dtype=ref.dtype).set_(laid, ref.offset, ref.size, ref.stride)
-                made = copy.copy_(made)
-            values[ref.storage] = made.untyped_storage()
+                tensor = copy.copy_(tensor)
+            values[ref.storage] = tensor.untyped_storage()
 
     @staticmethod
     def _window(ref: TensorRef, values: Mapping[int, Any]) -> Tensor:
@@ -197,12 +199,12 @@ def derived_seed(seed: int, salt: str) -> int:
 
 def mutated_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensor arguments that an operation changes in place."""
-    found = []
+    mutated = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += [t for t in tree_leaves(value) if isinstance(t, Tensor)]
-    return found
+            mutated += [t for t in tree_leaves(value) if isinstance(t, Tensor)]
+    return mutated
 
 
 def _returns_tensors(func: Any) -> bool:
@@ -389,14 +391,14 @@ def tensors_of(root: object) -> list[Tensor]:
 
     So are those that its hooks, and the hooks of its parameters, hold.
     """
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     seen: set[int] = set()
     stack: list[tuple[object, int]] = [(root, 0)]
     while stack:
         value, depth = stack.pop()
         if isinstance(value, Tensor):
-            if id(value) not in found:
-                found[id(value)] = value
+            if id(value) not in tensors:
+                tensors[id(value)] = value
                 stack += [(hook, depth + 1) for hook in tensor_hooks(value)]
             continue
         if id(value) in seen or depth > 64 or isinstance(value, str | bytes | int | float | type | None):
@@ -410,7 +412,7 @@ def tensors_of(root: object) -> list[Tensor]:
             stack += [(v, depth + 1) for v in held_values(value) if not isinstance(v, nn.Module)]
         elif isinstance(getattr(value, "__dict__", None), dict):
             stack.append((vars(value), depth + 1))
-    return list(found.values())[::-1]
+    return list(tensors.values())[::-1]
 
 
 def is_python_code(value: object) -> bool:

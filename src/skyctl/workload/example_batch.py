@@ -29,11 +29,11 @@ def find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) -
         text = bytes(range(256)) * (2 * source.sizes["context"] // 256 + 2)
         batch = builtin.draw_samples(source.kind, source.sizes, text, 1, 0, 0, 0, 1)
         top = 255 if source.kind == "gpt" else builtin.CLASSES - 1
-        found = BatchExample.of(batch)
+        example = BatchExample.of(batch)
         return replace(
-            found,
-            inputs=(replace(found.inputs[0], low=0, high=255, ranges=()),),
-            targets=(replace(found.targets[0], low=0, high=top, ranges=()),),
+            example,
+            inputs=(replace(example.inputs[0], low=0, high=255, ranges=()),),
+            targets=(replace(example.targets[0], low=0, high=top, ranges=()),),
         )
     if "example" in model.functions:
         with user_code.user_errors(source.path, "example()"):

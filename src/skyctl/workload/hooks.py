@@ -72,13 +72,13 @@ def refuse_accumulate_hooks(layer: nn.Module, label: str, path: Path | None) -> 
 
 
 def carry_hooks(
-    layer: nn.Module, tensors: Mapping[int, Tensor], made: nn.Module, memo: dict[int, Any], path: Path | None
+    layer: nn.Module, tensors: Mapping[int, Tensor], built: nn.Module, memo: dict[int, Any], path: Path | None
 ) -> None:
     """Gives a copy the hooks of the layer's tensors, and lets its functions look at what the copy holds.
 
     Args:
         tensors: those of the layer, by id.
-        made: the copy.
+        built: the copy.
         memo: of the ``deepcopy`` that made it: what stands there in place of what, by id.
         path: the user's file, for lines in errors.
 
@@ -91,7 +91,7 @@ def carry_hooks(
         if isinstance(new, Tensor) and new.requires_grad and not tensor_hooks(new):  # of a shared one: once
             for hook in tensor_hooks(tensor):
                 new.register_hook(_rebound(hook, memo, own, path))  # type: ignore[no-untyped-call]
-    for module in made.modules():
+    for module in built.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, FunctionType):
                 vars(module)[name] = _rebound(value, memo, own, path)
@@ -125,13 +125,13 @@ def _rebound_function(function: FunctionType, memo: dict[int, Any], own: Mapping
     cells = [
         CellType(new(cell.cell_contents)) if _is_filled(cell) else cell for cell in function.__closure__ or ()
     ]
-    made = FunctionType(
+    rebound = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
     )
-    made.__defaults__ = tuple(map(new, function.__defaults__)) if function.__defaults__ else None
-    made.__kwdefaults__ = {k: new(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
-    vars(made).update(vars(function))
-    return made
+    rebound.__defaults__ = tuple(map(new, function.__defaults__)) if function.__defaults__ else None
+    rebound.__kwdefaults__ = {k: new(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
+    vars(rebound).update(vars(function))
+    return rebound
 
 
 def _carried(value: Any, memo: dict[int, Any], own: Mapping[int, Any]) -> Any:
@@ -146,7 +146,7 @@ def _carried(value: Any, memo: dict[int, Any], own: Mapping[int, Any]) -> Any:
 
 
 def _holds_tensors(value: Any) -> bool:
-    return any(isinstance(one, Tensor | nn.Module) for one in _items_of(value))
+    return any(isinstance(item, Tensor | nn.Module) for item in _items_of(value))
 
 
 def _items_of(value: Any) -> Iterator[Any]:

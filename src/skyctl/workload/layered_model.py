@@ -141,8 +141,8 @@ class LayeredModel:
         stored = self._stored(index) if device.type != "meta" else {}
         low = self.lowered(index)
         wanted = [t for t in held if is_deferred(t) and id(t) not in memo and id(t) not in stored]
-        made = wanted if device.type == "meta" else self.tape.materialize(wanted)
-        for tensor, values in zip(wanted, made, strict=True):
+        materialized = wanted if device.type == "meta" else self.tape.materialize(wanted)
+        for tensor, values in zip(wanted, materialized, strict=True):
             memo[id(tensor)] = self._converted(tensor, values.detach().to(device), low)
         for tensor in held:
             if id(tensor) in memo:
@@ -214,11 +214,11 @@ class LayeredModel:
 
     def _names_of_first_holders(self, index: int) -> dict[str, str]:
         """A layer's own names of shared parameters → the first layers' names in the file of weights."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for shared in self.shared_parameters:
             first, name = shared.uses[0]
-            found |= {own: self.weight_names(first)[name] for layer, own in shared.uses if layer == index}
-        return found
+            names |= {own: self.weight_names(first)[name] for layer, own in shared.uses if layer == index}
+        return names
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
@@ -247,8 +247,8 @@ def make_model(
     Raises:
         WorkloadError: the file is missing or raises, or its model() gives no usable layers.
     """
-    made = _make_model(source, seed, count, own_weights=own_weights and part is None)
-    return made if part is None else replace(made, values=ShippedWeights(Path(part)).layer)
+    model = _make_model(source, seed, count, own_weights=own_weights and part is None)
+    return model if part is None else replace(model, values=ShippedWeights(Path(part)).layer)
 
 
 def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weights: bool) -> LayeredModel:
@@ -317,14 +317,14 @@ def _make_from_hub(source: ModelSource, seed: int, count: int | None, *, own_wei
     from skyctl.workload.hf import hub_model as hf  # late: it needs transformers
 
     assert source.path is not None
-    made = hf.make_hub_model(source.path, source.options, seed, count=count, own_weights=own_weights)
-    names, layers = [name for name, _ in made.layers], [layer for _, layer in made.layers]
+    hub_model = hf.make_hub_model(source.path, source.options, seed, count=count, own_weights=own_weights)
+    names, layers = [name for name, _ in hub_model.layers], [layer for _, layer in hub_model.layers]
     who = f"hf:{source.path.name}"
-    functions = {"loss": made.loss_fn()}
-    model = LayeredModel(who, names, layers, made.tape, functions, hub=made)
-    if made.stored is None:
+    functions = {"loss": hub_model.loss_fn()}
+    model = LayeredModel(who, names, layers, hub_model.tape, functions, hub=hub_model)
+    if hub_model.stored is None:
         return model
-    stored = made.stored.sharing(model.shared_parameters)
+    stored = hub_model.stored.sharing(model.shared_parameters)
     return replace(model, values=stored.layer, stored=stored)
 
 

@@ -63,8 +63,8 @@ def to_low_precision(old: Tensor, values: Tensor, dtype: torch.dtype, *, real: b
 
 def master_of(parameter: nn.Parameter) -> nn.Parameter:
     """The parameter that the optimizer works on: its float32 master, or itself where it has none."""
-    found: nn.Parameter = getattr(parameter, _MASTER_ATTRIBUTE, parameter)
-    return found
+    master: nn.Parameter = getattr(parameter, _MASTER_ATTRIBUTE, parameter)
+    return master
 
 
 def accumulate_into_master(parameter: Tensor) -> None:
@@ -128,9 +128,9 @@ class SameDtypeMode(DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if getattr(func, "_overloadpacket", None) in _PRODUCTS:
-            found = {a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()}
-            if len(found) > 1:
-                names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+            dtypes = {a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()}
+            if len(dtypes) > 1:
+                names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
                 raise RuntimeError(f"a product needs tensors of one dtype, it was given {names}")
         return func(*args, **(kwargs or {}))
 

@@ -65,7 +65,11 @@ def refuse_unshipped(path: Path, opened: Mapping[str, bool], shipped: Collection
             relative += [os.path.relpath(name)] if was_relative else []
             continue
         hidden = any(part.startswith(".") for part in Path(inside).parts)
-        if hidden or place.is_relative_to(sys.prefix) or any(place.is_relative_to(one) for one in absolute):
+        if (
+            hidden
+            or place.is_relative_to(sys.prefix)
+            or any(place.is_relative_to(literal) for literal in absolute)
+        ):
             continue
         if inside not in shipped:
             unshipped.append(inside)
@@ -112,22 +116,22 @@ def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
 
 def _relative_name(place: Path, folder: Path) -> str | None:
     """The name of a file in the folder, as it is named or where links lead; None: it is elsewhere."""
-    for one in (place, place.resolve()):
-        if one.is_relative_to(folder):
-            return one.relative_to(folder).as_posix()
+    for path in (place, place.resolve()):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
     return None
 
 
 def _absolute_literals(folder: Path, shipped: Collection[str]) -> list[Path]:
     """The absolute paths in the folder that the user's code has written out."""
-    found = []
+    literals = []
     for name in shipped:
         if name.endswith(".py"):
             tree = user_code.parse_module(folder / name, user_code.read_file(folder / name))
             texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
             paths = [os.path.expanduser(text) for text in texts if isinstance(text, str)]  # noqa: PTH111
-            found += [Path(text) for text in paths if text.startswith("/") and "\0" not in text]
-    return [place for place in found if place.is_relative_to(folder)]
+            literals += [Path(text) for text in paths if text.startswith("/") and "\0" not in text]
+    return [place for place in literals if place.is_relative_to(folder)]
 
 
 def _top(name: str) -> str:

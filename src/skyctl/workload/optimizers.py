@@ -46,37 +46,37 @@ def make_users_optimizer(
     """
     try:
         with user_code.user_errors(model.path or Path(), "optimizer()"):
-            made = model.functions["optimizer"](list(wanted), with_names(wanted))
+            optimizer = model.functions["optimizer"](list(wanted), with_names(wanted))
     except WorkloadError as exc:
         if exc.hint is None and isinstance(exc.__cause__, ValueError | IndexError):
             exc.hint = EMPTY_HINT
         raise
-    kind = type(made).__name__
-    if not isinstance(made, torch.optim.Optimizer):
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"{model.source_name}: optimizer() must give a torch optimizer, not {kind}")
-    if needed := _needed_by_step(made):
+    if needed := _needed_by_step(optimizer):
         raise WorkloadError(
             f"{model.place_of('optimizer')}: {kind}'s step() needs {needed}: it computes "
             "the loss several times a step, and no stage of a pipeline can do that alone",
             hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
         )
-    _refuse_other_tensors(made, wanted, model)
+    _refuse_other_tensors(optimizer, wanted, model)
     if learning_rate is not None:
-        for group in made.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate
-    return made
+    return optimizer
 
 
 def _refuse_other_tensors(
-    made: torch.optim.Optimizer, wanted: Sequence[nn.Parameter], model: LayeredModel
+    optimizer: torch.optim.Optimizer, wanted: Sequence[nn.Parameter], model: LayeredModel
 ) -> None:
     """Raises WorkloadError if the optimizer has tensors that it was not given: nothing would be trained."""
     given = {id(parameter) for parameter in wanted}
-    held = [tensor for group in made.param_groups for tensor in group["params"]]
+    held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     others = sum(id(tensor) not in given for tensor in held)
     if others:
         raise WorkloadError(
-            f"{model.place_of('optimizer')}: optimizer() gives a {type(made).__name__} of {len(held)} "
+            f"{model.place_of('optimizer')}: optimizer() gives a {type(optimizer).__name__} of {len(held)} "
             f"tensors, {others} of which it was not given",
             hint="make it of its argument, def optimizer(parameters): return SGD(parameters, …): each "
             "machine builds its own layers, and gives it their parameters",
@@ -96,23 +96,23 @@ def make_users_lr_scheduler(
         return None
     _refuse_two_schedules(recipe, model.source_name)
     with user_code.user_errors(model.path or Path(), "lr_scheduler()"):
-        made = model.functions["lr_scheduler"](optimizer, steps)
-    kind = type(made).__name__
-    if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        scheduler = model.functions["lr_scheduler"](optimizer, steps)
+    kind = type(scheduler).__name__
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
         raise WorkloadError(
             f"{model.source_name}: lr_scheduler() must give a scheduler of torch.optim, not {kind}"
         )
-    if needed := _needed_by_step(made):
+    if needed := _needed_by_step(scheduler):
         raise WorkloadError(
             f"{model.source_name}: {kind}'s step() needs {needed}: it follows what was measured, and every "
             "stage must have the same rate, before and after a resume, from the step's number alone",
             hint="give a scheduler whose step() takes no argument, such as CosineAnnealingLR or OneCycleLR",
         )
-    if getattr(made, "optimizer", optimizer) is not optimizer:
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise WorkloadError(
             f"{model.source_name}: lr_scheduler() gave a {kind} of another optimizer than it was given"
         )
-    return made
+    return scheduler
 
 
 def check_lr_scheduler(

@@ -33,14 +33,14 @@ def snapshot(
         folder: the user's: global numbers of the files there, which a forward can see, are among them.
         functions: that can see such globals as well, as a loss.
     """
-    found: dict[tuple[int, str], Any] = {}
+    state: dict[tuple[int, str], Any] = {}
     for module in modules:
         own = {n: v for n, v in vars(module).items() if n not in ("training", "_program")}
-        found |= {(id(module), name): value for name, value in _plain_values(own, "", 0)}
+        state |= {(id(module), name): value for name, value in _plain_values(own, "", 0)}
     for function in _users_functions(modules, folder, functions):
         kept = {n: v for n, v in function.__globals__.items() if type(v) in _GLOBALS and n[:2] != "__"}
-        found |= {(0, name): value for name, value in _plain_values(kept, "global ", 0)}
-    return found
+        state |= {(0, name): value for name, value in _plain_values(kept, "global ", 0)}
+    return state
 
 
 def _users_functions(
@@ -105,8 +105,8 @@ class AttributeLines:
         except AttributeError:
             return ""
         file = Path(code.co_filename)
-        known = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file.name
-        return f"{known}, line {code.co_firstlineno}"
+        shown = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file.name
+        return f"{shown}, line {code.co_firstlineno}"
 
     def of_global(self, name: str, model: nn.Module, functions: Sequence[Callable[..., Any]]) -> str:
         """Where the function begins that knows ``global NAME``."""

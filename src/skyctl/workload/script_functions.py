@@ -28,7 +28,7 @@ _GIVEN = {
 """How many values a function is given by position; only parameters after them can be the script's."""
 _SECOND = {"optimizer": "named", "lr_scheduler": "steps"}
 """What these functions get in addition, where they ask for a second value; its usual name."""
-_TOLD_TO_DATA = ("start", "stop", "owner")
+_PASSED_TO_DATA = ("start", "stop", "owner")
 """Parameters of data() and validation() by which they are told which samples, and whose, are asked for."""
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
@@ -101,8 +101,8 @@ def _own_parameters(name: str, signature: inspect.Signature | None) -> dict[str,
         return {}
     parameters = list(signature.parameters.values())
     own = [p for p in parameters[_GIVEN.get(name, 0) :] if p.kind in _NAMED]
-    told = _TOLD_TO_DATA if name in ("data", "validation") else ()
-    return {p.name: p for p in own if p.name not in told}
+    passed = _PASSED_TO_DATA if name in ("data", "validation") else ()
+    return {p.name: p for p in own if p.name not in passed}
 
 
 def _takes_any(signature: inspect.Signature | None) -> bool:
@@ -116,10 +116,10 @@ def _check_names(
     path: Path,
 ) -> None:
     """Refuses an argument that no function takes."""
-    known = list(dict.fromkeys(key for own in takers.values() for key in own))
+    taken = list(dict.fromkeys(key for own in takers.values() for key in own))
     for key in arguments:
-        if key not in known and not _takes_any(model):
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        if key not in taken and not _takes_any(model):
+            close = difflib.get_close_matches(key, taken, n=1, cutoff=0.5)
             guess = f" (did you mean {close[0]!r}?)" if close else ""
             takes = ", ".join(takers["model"]) or "no argument"
             raise WorkloadError(f"{path.name}: model() has no parameter {key!r}{guess}; it takes {takes}")
@@ -183,16 +183,16 @@ def _check_takes_two(bound: Function, function: Function, path: Path) -> None:
         ) from exc
 
 
-def _parse_value(key: str, text: str, known: list[inspect.Parameter | None], path: Path) -> Any:
+def _parse_value(key: str, text: str, same_named: list[inspect.Parameter | None], path: Path) -> Any:
     """An argument's value as its parameter's annotation or default says, else a number where it is one.
 
     Args:
-        known: the parameters that may tell its type, the first that does counts.
+        same_named: the parameters that may tell its type, the first that does counts.
     """
-    parameters = [p for p in known if p is not None]
+    parameters = [p for p in same_named if p is not None]
     if text == "None" and any(_can_be_none(p) for p in parameters):
         return None
-    kind = next((found for p in parameters if (found := _kind_of(p)) is not None), None)
+    kind = next((stated for p in parameters if (stated := _kind_of(p)) is not None), None)
     if kind is None:
         return _parse_literal(text)
     try:
@@ -235,13 +235,13 @@ def _annotations(parameter: inspect.Parameter) -> list[Any]:
 
 def _can_be_none(parameter: inspect.Parameter) -> bool:
     return parameter.default is None or any(
-        one in (None, types.NoneType, "None") for one in _annotations(parameter)
+        hint in (None, types.NoneType, "None") for hint in _annotations(parameter)
     )
 
 
 def _kind_of(parameter: inspect.Parameter) -> type | None:
     """The type that a parameter's values have, of int, float, bool and str; None: it does not say."""
-    allowed = [one for one in _annotations(parameter) if one not in (None, types.NoneType, "None")]
+    allowed = [hint for hint in _annotations(parameter) if hint not in (None, types.NoneType, "None")]
     if len(allowed) == 1:
         name = allowed[0] if isinstance(allowed[0], str) else getattr(allowed[0], "__name__", "")
         return _KINDS.get(name)

@@ -65,10 +65,10 @@ def draw_numbers(ranges: Sequence[Range], size: Sequence[int], generator: torch.
 
 def _distinct(tensor: Tensor) -> list[int]:
     """The different numbers of a tensor, in order."""
-    found = torch.empty(0, dtype=torch.int64)
+    numbers = torch.empty(0, dtype=torch.int64)
     for chunk in _chunks(tensor.detach().cpu().reshape(-1)):
-        found = torch.unique(torch.cat([found, chunk]))
-    return [int(number) for number in found.tolist()]
+        numbers = torch.unique(torch.cat([numbers, chunk]))
+    return [int(number) for number in numbers.tolist()]
 
 
 def _chunks(flat: Tensor) -> Iterator[Tensor]:
@@ -82,10 +82,10 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
     """The same numbers in as few ranges as can be; ``ranges`` in order."""
-    found: list[Range] = []
+    joined: list[Range] = []
     for low, high in ranges:
-        if found and found[-1][1] + 1 == low:
-            found[-1] = (found[-1][0], high)
+        if joined and joined[-1][1] + 1 == low:
+            joined[-1] = (joined[-1][0], high)
         else:
-            found.append((low, high))
-    return tuple(found)
+            joined.append((low, high))
+    return tuple(joined)

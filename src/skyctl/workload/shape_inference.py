@@ -124,7 +124,7 @@ class ShapeInference:
         self.model = model
         self.example = example
         self._portable = portable
-        self._known: dict[int, list[LayerBoundary]] = {}
+        self._boundaries: dict[int, list[LayerBoundary]] = {}
         self._label = f"{model.source_name}: "
         self._with_values: set[int] = set()
         self._real_layers = RealLayers(model)
@@ -143,16 +143,16 @@ class ShapeInference:
 
     def boundaries(self, samples: int) -> list[LayerBoundary]:
         """The boundaries for that many samples: ``i`` is before layer ``i``, the last one after the model."""
-        if samples not in self._known and self._portable is not None:
-            self._known[samples] = [_parse_boundary(values, samples) for values in self._portable]
-        elif samples not in self._known and not self._with_values:
+        if samples not in self._boundaries and self._portable is not None:
+            self._boundaries[samples] = [_parse_boundary(values, samples) for values in self._portable]
+        elif samples not in self._boundaries and not self._with_values:
             self._run(samples)
-        if samples not in self._known and samples <= MOST_SAMPLES:
+        if samples not in self._boundaries and samples <= MOST_SAMPLES:
             self._run(samples)
-        elif samples not in self._known:
+        elif samples not in self._boundaries:
             portable = self.portable_boundaries(FEW_SAMPLES)
-            self._known[samples] = [_parse_boundary(values, samples) for values in portable]
-        return self._known[samples]
+            self._boundaries[samples] = [_parse_boundary(values, samples) for values in portable]
+        return self._boundaries[samples]
 
     def portable_boundaries(self, samples: int) -> list[dict[str, Any]]:
         """Every boundary as JSON values that hold for any number of samples.
@@ -163,7 +163,7 @@ class ShapeInference:
             WorkloadError: a dimension does not grow in proportion to the samples.
         """
         runs, apart = self._three_runs(samples)
-        found = []
+        boundaries = []
         for index, (one, two, three) in enumerate(zip(*runs, strict=True)):
             tensors = []
             if len({tuple(tensor_places(run.structure, "")) for run in (one, two, three)}) != 1:
@@ -181,8 +181,8 @@ class ShapeInference:
                 grows = [step // apart for step, _ in steps]
                 dims = [[x - each * samples, each] for x, each in zip(a.shape, grows, strict=True)]
                 tensors.append({**asdict(a), "shape": dims})
-            found.append({"tensors": tensors, "structure": one.structure})
-        return found
+            boundaries.append({"tensors": tensors, "structure": one.structure})
+        return boundaries
 
     def _three_runs(self, samples: int) -> tuple[list[list[LayerBoundary]], int]:
         """The boundaries for ``samples`` and two larger numbers, and how far these are from each other.
@@ -217,8 +217,8 @@ class ShapeInference:
         if index == 0:
             return self.batch(0, samples)[0]
         with drawn_alike():
-            made = [draw_tensor(spec.shape, getattr(torch, spec.dtype)) for spec in boundary.tensors]
-        received, _ = attach_inputs(made, [spec.requires_grad for spec in boundary.tensors])
+            tensors = [draw_tensor(spec.shape, getattr(torch, spec.dtype)) for spec in boundary.tensors]
+        received, _ = attach_inputs(tensors, [spec.requires_grad for spec in boundary.tensors])
         return unflatten_value(received, boundary.structure)
 
     def batch(self, index: int, samples: int) -> tuple[Value, Value]:
@@ -238,8 +238,8 @@ class ShapeInference:
     def fake_value(self, boundary: LayerBoundary) -> Value:
         """Fake tensors as a layer after that boundary receives them."""
         with self.fake_mode:
-            made = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in boundary.tensors]
-            received, _ = attach_inputs(made, [spec.requires_grad for spec in boundary.tensors])
+            tensors = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in boundary.tensors]
+            received, _ = attach_inputs(tensors, [spec.requires_grad for spec in boundary.tensors])
         return unflatten_value(received, boundary.structure)
 
     def check_model(self, samples: int, loss: Callable[[Value, Value], Tensor]) -> None:
@@ -299,20 +299,20 @@ class ShapeInference:
     def _run(self, samples: int) -> None:
         """Finds the boundaries for that many samples; not where a layer needs values, and they are many."""
         value, _ = self.fake_batch(samples)
-        found = [boundary_of(value)]
+        boundaries = [boundary_of(value)]
         for index in range(len(self.model.layers)):
             try:
                 if self.needs_values(index):
-                    value = self.received(index, found[-1], samples)
-                given = self.run_layer(index, value, found[-1])
+                    value = self.received(index, boundaries[-1], samples)
+                given = self.run_layer(index, value, boundaries[-1])
             except NeedsValuesError:
                 self.use_values(index)
                 if samples > MOST_SAMPLES:
                     return
-                given = self.run_layer(index, self.received(index, found[-1], samples), found[-1])
-            found.append(boundary_of(given))
-            value = self.fake_value(found[-1]) if self.needs_values(index) else received_value(given)
-        self._known[samples] = found
+                given = self.run_layer(index, self.received(index, boundaries[-1], samples), boundaries[-1])
+            boundaries.append(boundary_of(given))
+            value = self.fake_value(boundaries[-1]) if self.needs_values(index) else received_value(given)
+        self._boundaries[samples] = boundaries
 
     def _misfit(self, index: int, boundary: LayerBoundary, exc: Exception) -> str:
         given = "the inputs" if index == 0 else f"what {self.model.label(index - 1)} gives"
@@ -343,12 +343,14 @@ class ShapeInference:
         memo: dict[int, Any] = {}
         with self.fake_mode:
             for tensor in self.model.tensors(index):
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
                 if self.model.dtype is not None and id(tensor) in low:
-                    made = mixed_precision.to_low_precision(tensor, made, self.model.dtype, real=False)
+                    stand_in = mixed_precision.to_low_precision(
+                        tensor, stand_in, self.model.dtype, real=False
+                    )
                 elif isinstance(tensor, nn.Parameter):
-                    made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-                memo[id(tensor)] = made
+                    stand_in = nn.Parameter(stand_in, requires_grad=tensor.requires_grad)
+                memo[id(tensor)] = stand_in
         return self.model.copy(index, memo)
 
     @staticmethod

@@ -55,7 +55,7 @@ def find_shared_parameters(layers: Sequence[nn.Module], who: str) -> tuple[Share
                     hint="share the parameter itself (head.weight = table.weight), not its data or a part",
                 )
             uses.setdefault(id(parameter), []).append((index, name))
-    found = []
+    shared = []
     for _, _, parameter in owners.values():
         places = uses.get(id(parameter), [])
         if len(places) < 2:
@@ -63,8 +63,8 @@ def find_shared_parameters(layers: Sequence[nn.Module], who: str) -> tuple[Share
         for index, name in places:
             _refuse_sparse(layers[index], index, name, who)
         nbytes = 4 * parameter.numel() if parameter.requires_grad else 0
-        found.append(SharedParameter(tuple(places), nbytes))
-    return tuple(found)
+        shared.append(SharedParameter(tuple(places), nbytes))
+    return tuple(shared)
 
 
 def _refuse_sparse(layer: nn.Module, index: int, name: str, who: str) -> None:

@@ -30,12 +30,12 @@ def find_data_files(path: Path, named: Sequence[str] = ()) -> dict[str, Path]:
         WorkloadError: a name leads nowhere or out of the file's folder, ``ship`` is no plain list, or all
             together are over 64 MiB.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in named:
-        found |= _files_named(path.parent, name, f"--ship {name}")
+        files |= _files_named(path.parent, name, f"--ship {name}")
     for name in listed_names(path):
-        found |= _files_named(path.parent, name, f"{path.name}: ship names {name!r}")
-    sizes = {name: file.stat().st_size for name, file in found.items()}
+        files |= _files_named(path.parent, name, f"{path.name}: ship names {name!r}")
+    sizes = {name: file.stat().st_size for name, file in files.items()}
     if sum(sizes.values()) > user_code.SHIP_LIMIT_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         count = "" if len(sizes) == 1 else f", {len(sizes)} files"
@@ -44,7 +44,7 @@ def find_data_files(path: Path, named: Sequence[str] = ()) -> dict[str, Path]:
             f"largest: {largest}); {user_code.SHIP_LIMIT_BYTES >> 20} MiB at most are shipped",
             hint=ANOTHER_WAY,
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def read_data_files(path: Path, named: Sequence[str] = ()) -> dict[str, bytes]:
@@ -89,7 +89,7 @@ def _files_named(folder: Path, name: str, who: str) -> dict[str, Path]:
     matches = [literal] if os.path.lexists(literal) else sorted(folder.glob(name))
     if not matches:
         raise WorkloadError(f"{who}: there is no such file in {folder}")
-    found = {}
+    files = {}
     for match in matches:
         for file in _files_in(match):
             if not file.resolve().is_relative_to(folder.resolve()):
@@ -99,10 +99,10 @@ def _files_named(folder: Path, name: str, who: str) -> dict[str, Path]:
                 )
             relative = file.relative_to(folder).as_posix()
             _check_file(file, relative, who)
-            found[relative] = file
-    if not found:
+            files[relative] = file
+    if not files:
         raise WorkloadError(f"{who}: the folder is empty")
-    return found
+    return files
 
 
 def _files_in(place: Path) -> Iterator[Path]:

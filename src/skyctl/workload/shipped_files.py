@@ -48,11 +48,11 @@ def digest_workload(spec: WorkloadSpec) -> str:
     """
     source = resolve_source(spec)
     digest = hashlib.sha256(f"{source.canonical} {spec.dtype}".encode())
-    known: Mapping[str, bytes] = {}
+    files: Mapping[str, bytes] = {}
     if source.path is not None:
         read = hub.digested_files if source.kind == "hf" else user_code.imported_files
-        known = read(source.path)
-    for name, content in known.items():
+        files = read(source.path)
+    for name, content in files.items():
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]

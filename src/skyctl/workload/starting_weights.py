@@ -33,11 +33,11 @@ def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
 
     if spec.init_from is None:
         return make_model(source, spec.seed).stored
-    found = weights_digest(Path(spec.init_from))
-    if found != spec.init_sha256:
+    digest = weights_digest(Path(spec.init_from))
+    if digest != spec.init_sha256:
         raise WorkloadError(
             f"the weights {spec.init_from} have changed since the run was to start from them: their "
-            f"SHA-256 is {found[:12]}…, it was {str(spec.init_sha256)[:12]}…",
+            f"SHA-256 is {digest[:12]}…, it was {str(spec.init_sha256)[:12]}…",
             hint="launch it again, with weights that stay as they are",
         )
     return load_workload(spec).model.starting_from(Path(spec.init_from)).stored

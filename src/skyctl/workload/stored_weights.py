@@ -173,9 +173,9 @@ def match_hub_weights(
     wanted: list[dict[str, str]] = []
     fresh: list[str] = []
     for layer, named in enumerate(naming.names):
-        found = {own: naming.find(name, files) for own, name in named.items()}
-        wanted.append({own: name for own, name in found.items() if name is not None})
-        missing = [named[own] for own, name in found.items() if name is None]
+        stored_names = {own: naming.find(name, files) for own, name in named.items()}
+        wanted.append({own: name for own, name in stored_names.items() if name is not None})
+        missing = [named[own] for own, name in stored_names.items() if name is None]
         fresh += missing
         if missing and layer + 1 < len(naming.names):
             raise WorkloadError(
@@ -226,8 +226,8 @@ def match_weights(
     if not files:
         raise WorkloadError(f"{path} holds no weights")
     kinds = _kinds_of(files)
-    found = [(naming, *_matched(naming, files, layers)) for naming in namings]
-    naming, wanted, missing = min(found, key=lambda one: len(one[2]))
+    matches = [(naming, *_matched(naming, files, layers)) for naming in namings]
+    naming, wanted, missing = min(matches, key=lambda match: len(match[2]))
     held = {n for names in wanted for name in names.values() for n in naming.held_as(name, files)}
     faults = _Faults(missing=missing, left_over=sorted(set(files) - held))
     for tensors, names in zip(layers, wanted, strict=True):
@@ -250,8 +250,8 @@ def _matched(
     Of several names for the same tensor one is enough.
     """
     pairs = list(zip(layers, naming.names, strict=True))
-    known = [{own: naming.find(names[own], files) for own in tensors} for tensors, names in pairs]
-    wanted = [{own: name for own, name in found.items() if name} for found in known]
+    stored_names = [{own: naming.find(names[own], files) for own in tensors} for tensors, names in pairs]
+    wanted = [{own: name for own, name in stored.items() if name} for stored in stored_names]
     there = {id(tensors[own]) for tensors, names in zip(layers, wanted, strict=True) for own in names}
     missing = [
         names[own] for tensors, names in pairs for own, tensor in tensors.items() if id(tensor) not in there
@@ -280,13 +280,13 @@ class _Faults:
 
     def words(self) -> list[str]:
         """One phrase a kind of fault; [] where all fits."""
-        said = (
+        parts = (
             ("it lacks", self.missing),
             ("it has what the model has not:", self.left_over),
             ("of another shape:", self.shapes),
             ("of another type:", self.kinds),
         )
-        return [f"{word} {_shown(names)}" for word, names in said if names]
+        return [f"{word} {_shown(names)}" for word, names in parts if names]
 
     def hint(self, path: Path) -> str:
         """What to do about it."""
@@ -361,11 +361,11 @@ class _TensorKind:
 
 def _kinds_of(files: Mapping[str, Path]) -> dict[str, _TensorKind]:
     """By name, shape and dtype of every tensor in those files."""
-    found: dict[str, _TensorKind] = {}
+    by_name: dict[str, _TensorKind] = {}
     for path in sorted(set(files.values())):
         kinds = _tensor_kinds(path)
-        found |= {name: kind for name, kind in kinds.items() if files.get(name) == path}
-    return found
+        by_name |= {name: kind for name, kind in kinds.items() if files.get(name) == path}
+    return by_name
 
 
 def _tensor_kinds(path: Path, *, strict: bool = False) -> dict[str, _TensorKind]:

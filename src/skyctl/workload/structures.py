@@ -33,12 +33,12 @@ class StructureMismatchError(ValueError):
 
     Attributes:
         place: where in the value, as in ``inputs["image"]``.
-        found, wanted: what the value has there, and what the other one has, as in ``as a dict``.
+        received, wanted: what the value has there, and what the other one has, as in ``as a dict``.
     """
 
-    def __init__(self, place: str, found: str, wanted: str) -> None:
-        super().__init__(f"{place} comes {found}, not {wanted}")
-        self.place, self.found, self.wanted = place, found, wanted
+    def __init__(self, place: str, received: str, wanted: str) -> None:
+        super().__init__(f"{place} comes {received}, not {wanted}")
+        self.place, self.received, self.wanted = place, received, wanted
 
 
 def check_value(value: Any, name: str, who: str) -> Value:
@@ -96,20 +96,20 @@ def flatten_value(value: Value) -> tuple[tuple[Tensor, ...], Structure]:
     """The tensors of a value that ``check_value`` gave, in order, and its structure."""
     if isinstance(value, Tensor):
         return (value,), None
-    found: list[Tensor] = []
-    structure = _take_apart(value, found)
-    return tuple(found), structure
+    tensors: list[Tensor] = []
+    structure = _take_apart(value, tensors)
+    return tuple(tensors), structure
 
 
-def _take_apart(value: Value, found: list[Tensor]) -> Structure:
+def _take_apart(value: Value, tensors: list[Tensor]) -> Structure:
     if isinstance(value, Tensor):
-        found.append(value)
+        tensors.append(value)
         return None
     if value is None:
         return {"none": []}
     if isinstance(value, dict):
-        return {"dict": {key: _take_apart(part, found) for key, part in value.items()}}
-    return {"tuple": [_take_apart(part, found) for part in value]}
+        return {"dict": {key: _take_apart(part, tensors) for key, part in value.items()}}
+    return {"tuple": [_take_apart(part, tensors) for part in value]}
 
 
 def value_tensors(value: Value) -> tuple[Tensor, ...]:
@@ -128,27 +128,27 @@ def flatten_as(value: Value, structure: Structure, name: str) -> tuple[Tensor, .
     """
     if structure is None and isinstance(value, Tensor):
         return (value,)
-    found: list[Tensor] = []
-    _take_apart_as(value, structure, (name,), found)
-    return tuple(found)
+    tensors: list[Tensor] = []
+    _take_apart_as(value, structure, (name,), tensors)
+    return tuple(tensors)
 
 
-def _take_apart_as(value: Value, structure: Structure, path: _Path, found: list[Tensor]) -> None:
+def _take_apart_as(value: Value, structure: Structure, path: _Path, tensors: list[Tensor]) -> None:
     if structure is None and isinstance(value, Tensor):
-        found.append(value)
+        tensors.append(value)
     elif structure is not None and "tuple" in structure and isinstance(value, tuple):
         parts = structure["tuple"]
         if len(value) != len(parts):
             words = f"with {len(value)} parts", f"with {len(parts)}"
             raise StructureMismatchError(_describe_path(path), *words)
         for at, (part, inner) in enumerate(zip(value, parts, strict=True)):
-            _take_apart_as(part, inner, (*path, at), found)
+            _take_apart_as(part, inner, (*path, at), tensors)
     elif structure is not None and "dict" in structure and isinstance(value, dict):
         parts = structure["dict"]
         if value.keys() != parts.keys():
             raise _other_keys(value.keys(), parts.keys(), path)
         for key, inner in parts.items():
-            _take_apart_as(value[key], inner, (*path, key), found)
+            _take_apart_as(value[key], inner, (*path, key), tensors)
     elif value is not None or structure is None or "none" not in structure:
         kinds = _kind_of(flatten_value(value)[1]), _kind_of(structure)
         raise StructureMismatchError(_describe_path(path), *(f"as {_ARTICLES[kind]}" for kind in kinds))

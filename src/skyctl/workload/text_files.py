@@ -55,7 +55,7 @@ def _read(path: Path, most_bytes: int = -1) -> bytes:
 def _text_of(data: bytes, path: Path) -> bytes:
     if data.startswith(TOKENS_MAGIC):
         return data
-    mark, encoding = next((found for found in _MARKS if data.startswith(found[0])), (b"", "utf-8"))
+    mark, encoding = next((pair for pair in _MARKS if data.startswith(pair[0])), (b"", "utf-8"))
     text = _checked(data[len(mark) :], path) if encoding == "utf-8" else _recoded(data, encoding, path)
     if not text:
         raise WorkloadError(f"the text {path} is empty", hint="give a file with the text to train on")

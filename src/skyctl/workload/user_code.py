@@ -228,8 +228,8 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
     """The innermost line of the user's files in the traceback, as in ``train.py, line 12``; None: none."""
     if isinstance(exc, SyntaxError) and exc.filename and Path(exc.filename).is_relative_to(path.parent):
         return f"{Path(exc.filename).relative_to(path.parent)}, line {exc.lineno}"
-    found = _innermost_frame(exc, path)
-    return None if found is None else f"{found[0].relative_to(path.parent)}, line {found[1]}"
+    frame = _innermost_frame(exc, path)
+    return None if frame is None else f"{frame[0].relative_to(path.parent)}, line {frame[1]}"
 
 
 def _innermost_frame(exc: BaseException, path: Path) -> tuple[Path, int] | None:
@@ -295,12 +295,14 @@ def _missing_hint(exc: BaseException, path: Path) -> str | None:
 
 def _failed_relative_import(exc: BaseException, path: Path) -> str | None:
     """The relative import statement that failed, as an absolute one; None: it was none."""
-    found = _innermost_frame(exc, path)
-    if found is None:
+    frame = _innermost_frame(exc, path)
+    if frame is None:
         return None
-    for node in ast.walk(parse_module(found[0], read_file(found[0]))):
-        if isinstance(node, ast.ImportFrom) and node.level and node.lineno == found[1]:
-            names = ", ".join(f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names)
+    for node in ast.walk(parse_module(frame[0], read_file(frame[0]))):
+        if isinstance(node, ast.ImportFrom) and node.level and node.lineno == frame[1]:
+            names = ", ".join(
+                f"{alias.name} as {alias.asname}" if alias.asname else alias.name for alias in node.names
+            )
             return f"from {node.module} import {names}" if node.module else f"import {names}"
     return None
 
@@ -315,24 +317,24 @@ def imported_files(path: Path) -> dict[str, bytes]:
         WorkloadError: a file can't be read or has a syntax error, or together they are over 64 MiB.
     """
     folder = path.parent
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     todo = [path]
     while todo:
         current = todo.pop()
         name = current.relative_to(folder).as_posix()
-        if name in found:
+        if name in files:
             continue
-        found[name] = read_file(current)
-        if sum(map(len, found.values())) > SHIP_LIMIT_BYTES:
+        files[name] = read_file(current)
+        if sum(map(len, files.values())) > SHIP_LIMIT_BYTES:
             raise WorkloadError(
                 f"{path.name} and what it imports beside it are over {SHIP_LIMIT_BYTES >> 20} MiB "
                 f"(at {name})",
                 hint="keep data out of the packages beside it",
             )
         if current.suffix == ".py":
-            for top in _imported_names(current, found[name]):
+            for top in _imported_names(current, files[name]):
                 todo += _module_files(folder, top)
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def read_file(path: Path) -> bytes:

@@ -33,7 +33,7 @@ def read_metrics(given: Any, who: str) -> dict[str, float]:
         )
     if len(given) > MAX_METRICS:
         raise WorkloadError(f"{who} gives {len(given)} figures; {MAX_METRICS} are the most")
-    found = {}
+    metrics = {}
     for name, value in given.items():
         if not isinstance(name, str) or not re.fullmatch(METRIC_NAME, name):
             raise WorkloadError(
@@ -43,13 +43,13 @@ def read_metrics(given: Any, who: str) -> dict[str, float]:
         try:
             if isinstance(value, str | bytes):
                 raise TypeError
-            found[name] = float(value)
+            metrics[name] = float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
             raise WorkloadError(
                 f"{who}: {name} must be one number, not {type(value).__name__}{shape}"
             ) from None
-    return found
+    return metrics
 
 
 class MetricMeans:

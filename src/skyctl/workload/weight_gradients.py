@@ -80,7 +80,7 @@ class DeferredWeightGradients:
             return
         self._visited = 0
         fresh = [leaf for leaf in leaves if leaf.grad is None]
-        hooks = [one.node.register_prehook(partial(self._keep, one)) for one in products]
+        hooks = [product.node.register_prehook(partial(self._keep, product)) for product in products]
         try:
             torch.autograd.backward(outputs, gradients, inputs=leaves)
         finally:
@@ -146,14 +146,14 @@ def adopted_storages(fresh: Iterable[Tensor]) -> set[int]:
     The first gradient to reach a leaf is adopted without a copy where nothing else seems to hold it; yet
     another node may hold a view of it.
     """
-    found = (leaf.grad for leaf in fresh)
-    return {g.untyped_storage()._cdata for g in found if g is not None and g.layout is torch.strided}
+    gradients = (leaf.grad for leaf in fresh)
+    return {g.untyped_storage()._cdata for g in gradients if g is not None and g.layout is torch.strided}
 
 
 def _find_products(outputs: Sequence[Tensor]) -> tuple[list[_Product], list[Tensor]]:
     """Walks the graph behind the outputs → (products to defer, all leaves but their parameters)."""
     seen: set[AutogradNode] = set()
-    found: list[_Product] = []
+    products: list[_Product] = []
     leaves: dict[int, Tensor] = {}
     stack: list[AutogradNode] = [output.grad_fn for output in outputs]
     while stack:
@@ -168,18 +168,24 @@ def _find_products(outputs: Sequence[Tensor]) -> tuple[list[_Product], list[Tens
             continue
         product, edges = _product(node)
         if product is not None:
-            found.append(product)
+            products.append(product)
         stack += edges
-    casts = Counter(cast for one in found for cast in one.casts)
-    for one in found:  # autocast converts a weight once for all its uses, whose gradients it sums converted
-        if any(casts[cast] > 1 for cast in one.casts):
-            leaves |= {id(parameter): parameter for parameter in one.parameters}
+    casts = Counter(cast for product in products for cast in product.casts)
+    for (
+        product
+    ) in products:  # autocast converts a weight once for all its uses, whose gradients it sums converted
+        if any(casts[cast] > 1 for cast in product.casts):
+            leaves |= {id(parameter): parameter for parameter in product.parameters}
     while True:  # one with another use has its gradient computed whole, and so has what belongs to it
-        whole = [one for one in found if any(id(parameter) in leaves for parameter in one.parameters)]
+        whole = [
+            product
+            for product in products
+            if any(id(parameter) in leaves for parameter in product.parameters)
+        ]
         if not whole:
-            return found, list(leaves.values())
-        found = [one for one in found if all(one is not other for other in whole)]
-        leaves |= {id(parameter): parameter for one in whole for parameter in one.parameters}
+            return products, list(leaves.values())
+        products = [product for product in products if all(product is not other for other in whole)]
+        leaves |= {id(parameter): parameter for product in whole for parameter in product.parameters}
 
 
 class _NodeKind(NamedTuple):
@@ -281,8 +287,8 @@ def _convolution(
 
     def gradients(g: Tensor, x: Tensor) -> Sequence[Tensor]:
         like = weight.to(x.dtype)
-        found: Sequence[Tensor] = torch.ops.aten.convolution_backward(g, x, like, sizes, *how)
-        return found[1 : 1 + len(parameters)]
+        results: Sequence[Tensor] = torch.ops.aten.convolution_backward(g, x, like, sizes, *how)
+        return results[1 : 1 + len(parameters)]
 
     return gradients
 

@@ -262,9 +262,9 @@ class Workload:
         masters, and the parameters are set from them (see ``mixed_precision``).
         """
         trained = [p for p in parameters if p.requires_grad]
-        made = self._optimizer([mixed_precision.master_of(p) for p in trained])
-        mixed_precision.copy_masters_after_step(made, trained)
-        return made
+        optimizer = self._optimizer([mixed_precision.master_of(p) for p in trained])
+        mixed_precision.copy_masters_after_step(optimizer, trained)
+        return optimizer
 
     def _optimizer(self, wanted: list[nn.Parameter]) -> torch.optim.Optimizer:
         if "optimizer" in self.model.functions and wanted:
@@ -308,21 +308,21 @@ class Workload:
         builtin.check_text(source.kind, source.sizes, text, name)
         return TextData(source.kind, source.sizes, text, spec.batch_size, seed)
 
-    def _hub_data(self, made: HubModel, name: str, seed: int, *, validation: bool) -> TokenData:
+    def _hub_data(self, hub_model: HubModel, name: str, seed: int, *, validation: bool) -> TokenData:
         from skyctl.workload.hf import token_data
 
         spec = self._spec
-        tokens = token_data.parse_tokens(token_data.tokenize(made.folder, read_corpus(spec.data_path)))
+        tokens = token_data.parse_tokens(token_data.tokenize(hub_model.folder, read_corpus(spec.data_path)))
         if spec.validated or validation:
             tokens = replace(tokens, ids=training_or_held_out(tokens.ids, held_out=validation))
-        return token_data.TokenData(made.settings, tokens, spec.batch_size, seed, name)
+        return token_data.TokenData(hub_model.settings, tokens, spec.batch_size, seed, name)
 
     def _conform(self, batch: Batch, what: str, step: int) -> Batch:
         try:
             return self.example.conform(batch)
         except StructureMismatchError as exc:
             raise WorkloadError(
-                f"{self.model.source_name}: {what} gives {exc.place} {exc.found} in step {step}, "
+                f"{self.model.source_name}: {what} gives {exc.place} {exc.received} in step {step}, "
                 f"{exc.wanted} in the first batch of data()",
                 hint="every batch must have the same keys, shapes and dtypes: pad, cut or convert in data()",
             ) from exc
@@ -373,8 +373,8 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     noting = opened_files.note_opened_files if on_launcher else nullcontext
     with noting() as opened_by_model:
         starts_anew = spec.init_from is not None
-        made = make_model(source, spec.seed, part=spec.weights, count=count, own_weights=not starts_anew)
-    model = replace(made, dtype=mixed_precision.compute_dtype(spec.dtype))
+        model = make_model(source, spec.seed, part=spec.weights, count=count, own_weights=not starts_anew)
+    model = replace(model, dtype=mixed_precision.compute_dtype(spec.dtype))
     with noting() as opened_by_data:
         example = find_example(model, source, spec)
         if model.ordinary:

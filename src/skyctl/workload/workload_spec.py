@@ -107,10 +107,10 @@ class WorkloadSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkloadSpec:
         """The spec that ``to_dict`` described; WorkloadError where a key is unknown."""
-        known = cls.__dataclass_fields__
+        fields = cls.__dataclass_fields__
         for key in values:
-            if key not in known:
-                raise WorkloadError(f"a workload's description has no {key!r}{_suggest(key, list(known))}")
+            if key not in fields:
+                raise WorkloadError(f"a workload's description has no {key!r}{_suggest(key, list(fields))}")
         return cls(**{**values, "ship": tuple(values.get("ship", ()))})
 
 
@@ -242,7 +242,7 @@ def _is_file(text: str) -> bool:
 
 def _parse_arguments(file: str, parts: Sequence[str]) -> dict[str, str]:
     """By name, the arguments ``NAME=VALUE`` that follow a file's name."""
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for part in parts:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not name.isidentifier() or keyword.iskeyword(name):
@@ -250,10 +250,10 @@ def _parse_arguments(file: str, parts: Sequence[str]) -> dict[str, str]:
                 f"{file}: {part.strip()!r:.80} is no argument; arguments are NAME=VALUE, with commas between",
                 hint=f"as in {file},width=512,depth=4",
             )
-        if name in found:
+        if name in arguments:
             raise WorkloadError(f"{file}: {name!r} is given twice")
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def _parse_sizes(text: str, kind: str, rest: str) -> dict[str, int]:
@@ -293,7 +293,7 @@ def similar_files(text: str, *suffixes: str) -> list[str]:
     try:
         path = Path(text).expanduser()
         ends = suffixes or (path.suffix,)
-        there = sorted(one.name for one in path.parent.iterdir() if one.suffix in ends)
+        there = sorted(file.name for file in path.parent.iterdir() if file.suffix in ends)
     except (OSError, ValueError, RuntimeError):  # a path that no system takes
         return []
     return [str(Path(text).with_name(name)) for name in difflib.get_close_matches(path.name, there)]
@@ -304,6 +304,6 @@ def _guess_file(text: str, *suffixes: str) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _suggest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+def _suggest(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -165,13 +165,13 @@ def original(workload: Workload) -> nn.Module:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: nn.Module = module.model()
+    model: nn.Module = module.model()
     values = {}
     for index, layer in enumerate(workload.build(0, workload.layers)):
         names = workload.weight_names(index)
         values |= {names[own]: tensor for own, tensor in layer.state_dict().items()}
-    made.load_state_dict(values, strict=True)
-    return made
+    model.load_state_dict(values, strict=True)
+    return model
 
 
 def run(layers: list[nn.Module], value: Any) -> Any:
@@ -321,18 +321,18 @@ def model(): return Net()
 def test_inputs_go_where_the_forward_has_parameters_for_them() -> None:
     a, b = torch.zeros(1), torch.ones(1)
 
-    def one(x: Any) -> None: ...
+    def forward(x: Any) -> None: ...
 
     def two(x: Any, y: Any = None) -> None: ...
 
     def keywords(**given: Any) -> None: ...
 
-    assert bind_inputs(one, (a, b)) == (((a, b),), {})
+    assert bind_inputs(forward, (a, b)) == (((a, b),), {})
     assert bind_inputs(two, (a, b)) == ((a, b), {})
     assert bind_inputs(two, {"x": a, "y": b}) == ((), {"x": a, "y": b})
-    assert bind_inputs(one, {"image": a}) == (({"image": a},), {})
+    assert bind_inputs(forward, {"image": a}) == (({"image": a},), {})
     assert bind_inputs(keywords, {"image": a}) == ((), {"image": a})
-    assert bind_inputs(one, a) == ((a,), {})
+    assert bind_inputs(forward, a) == ((a,), {})
 
 
 def test_no_trace_is_left(user: Make, tmp_path: Path) -> None:

@@ -136,9 +136,9 @@ def tokenizer(folder: Path) -> list[str]:
     from tokenizers.pre_tokenizers import Whitespace
 
     words = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40))]
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
     marks = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     named = {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))

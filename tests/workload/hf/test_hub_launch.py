@@ -36,10 +36,10 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
     training = ("--data", "story.txt", "--learning-rate", str(RATE), "--steps", str(STEPS), "--json")
     done = run_in(tmp_path, "launch", f"hf:{hub.name},context=12", *sized, *training)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [r["device"] for r in found["replicas"]] == ["a/cpu:0", "b/cpu:0"]
+    measured = json.loads(done.stdout)
+    assert [r["device"] for r in measured["replicas"]] == ["a/cpu:0", "b/cpu:0"]
     expected = reference(model, hub, tmp_path / "story.txt")
-    assert [step["loss"] for step in found["steps"]] == pytest.approx(expected, rel=1e-5)
+    assert [step["loss"] for step in measured["steps"]] == pytest.approx(expected, rel=1e-5)
     assert expected[-1] < expected[0]
     out = tmp_path / "out"
     exported = run_in(tmp_path, "checkpoint", "export", "-o", "out")
@@ -79,8 +79,8 @@ def test_a_tied_gpt2_of_two_nodes_is_exported_as_it_was_validated(tmp_path: Path
     validated = ("--steps", str(STEPS), "--validate-every", str(STEPS), "--validate-batches", "2")
     done = run_in(tmp_path, *workload, *cut, *validated, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [r["device"] for r in found["replicas"]] == ["a/cpu:0", "b/cpu:0"]
+    measured = json.loads(done.stdout)
+    assert [r["device"] for r in measured["replicas"]] == ["a/cpu:0", "b/cpu:0"]
     exported = run_in(tmp_path, "checkpoint", "export", "-o", "out")
     assert exported.returncode == 0, exported.stderr
 
@@ -92,9 +92,9 @@ def test_a_tied_gpt2_of_two_nodes_is_exported_as_it_was_validated(tmp_path: Path
     ).validation()
     with torch.no_grad():
         losses = [model(input_ids=ids, labels=ids).loss.item() for ids, _ in (next(held_out) for _ in "12")]
-    assert found["validation"][-1]["step"] == STEPS - 1
-    assert found["validation"][-1]["loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
-    assert found["validation"][-1]["loss"] < found["steps"][0]["loss"]
+    assert measured["validation"][-1]["step"] == STEPS - 1
+    assert measured["validation"][-1]["loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert measured["validation"][-1]["loss"] < measured["steps"][0]["loss"]
 
 
 def reference(model: torch.nn.Module, hub: Path, text: Path, batch: int = BATCH) -> list[float]:
@@ -130,7 +130,7 @@ def test_a_node_without_the_library_is_named(tmp_path: Path) -> None:
     from skyctl.remote.remote_task import translate_task_failure
 
     hub = hub_folders.write(tmp_path / "m", hub_folders.CONFIGS["llama"])
-    told = json.dumps(load_workload(make_spec(f"hf:{hub},context=12", batch_size=2)).spec.to_dict())
+    spec_text = json.dumps(load_workload(make_spec(f"hf:{hub},context=12", batch_size=2)).spec.to_dict())
     script = (
         "import sys, json\n"
         "sys.modules['transformers'] = None\n"
@@ -141,12 +141,12 @@ def test_a_node_without_the_library_is_named(tmp_path: Path) -> None:
         "except Exception as exc: print(json.dumps(make_error_event(exc)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, told], capture_output=True, text=True, check=True, env=os.environ
+        [sys.executable, "-c", script, spec_text], capture_output=True, text=True, check=True, env=os.environ
     )
-    found = translate_task_failure(Node(name="oldbox", transport="local"), json.loads(done.stdout))
-    assert found.exit_code == 4
-    assert "node oldbox has no transformers in" in str(found)
-    assert "skyctl setup WORKLOAD --limit oldbox" in str(found)
+    error = translate_task_failure(Node(name="oldbox", transport="local"), json.loads(done.stdout))
+    assert error.exit_code == 4
+    assert "node oldbox has no transformers in" in str(error)
+    assert "skyctl setup WORKLOAD --limit oldbox" in str(error)
     spec = "load_workload(WorkloadSpec.from_dict(json.loads(sys.argv[1])))"
     alone = subprocess.run(
         [

@@ -44,19 +44,19 @@ def test_scores_loss_and_gradients_are_the_uncut_models(name: str, tmp_path: Pat
     torch.testing.assert_close(loss, right.loss, rtol=1e-5, atol=1e-5)
     loss.backward()
     right.loss.backward()
-    made = workload.model.hub
-    assert made is not None
-    known = dict(model.named_parameters())
+    hub_model = workload.model.hub
+    assert hub_model is not None
+    parameters = dict(model.named_parameters())
     seen = set()
-    for layer, names in zip(layers, made.names, strict=True):
+    for layer, names in zip(layers, hub_model.names, strict=True):
         for own, parameter in layer.named_parameters():
-            wanted = known[names[own]].grad
+            wanted = parameters[names[own]].grad
             seen.add(names[own])
             if wanted is None:
                 assert parameter.grad is None
             else:
                 torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
-    assert seen == known.keys()
+    assert seen == parameters.keys()
     halves = [n for n in workload.names if n.endswith((".attention", ".mlp"))]
     assert len(halves) == 4
     assert not [note for note in workload.notes if "cut between blocks only" in note]
@@ -67,10 +67,10 @@ def test_layers_are_named_and_equal_ones_cost_the_same(tmp_path: Path) -> None:
     assert workload.names == [
         "embedding", "block.0.attention", "block.0.mlp", "block.1.attention", "block.1.mlp", "norm", "head",
     ]  # fmt: skip
-    found = count_layer_costs(workload, 2)
-    assert found[1].signature == found[3].signature
-    assert found[2].signature == found[4].signature
-    assert found[2].flops == 3 * 2 * (2 * 16) * (3 * 32 * 48)  # three products, forward and twice backward
+    costs = count_layer_costs(workload, 2)
+    assert costs[1].signature == costs[3].signature
+    assert costs[2].signature == costs[4].signature
+    assert costs[2].flops == 3 * 2 * (2 * 16) * (3 * 32 * 48)  # three products, forward and twice backward
     assert [workload.boundary(i, 2)[0].shape for i in (0, 1, 7)] == [(2, 16), (2, 16, 32), (2, 16, 300)]
     assert workload.structure(3) is None
 
@@ -191,13 +191,13 @@ def test_a_model_of_the_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch:
 
 def test_digest(tmp_path: Path) -> None:
     config = hub_folders.CONFIGS["llama"]
-    one = hub_folders.write(tmp_path / "one", config)
-    digest = hub_folders.load(one).digest
+    folder = hub_folders.write(tmp_path / "one", config)
+    digest = hub_folders.load(folder).digest
     assert hub_folders.load(hub_folders.write(tmp_path / "two", config)).digest == digest
-    assert hub_folders.load(one, "context=8").digest != digest
+    assert hub_folders.load(folder, "context=8").digest != digest
     hub_folders.tokenizer(tmp_path / "two")
     assert hub_folders.load(tmp_path / "two").digest != digest
-    assert hub_folders.load(hub_folders.write(one, {**config, "rms_norm_eps": 1e-3})).digest != digest
+    assert hub_folders.load(hub_folders.write(folder, {**config, "rms_norm_eps": 1e-3})).digest != digest
 
 
 def test_a_node_is_sent_the_config_alone(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_node_is_sent_the_config_alone(tmp_path: Path) -> None:
             (there / file).write_bytes(content)
         assert [path.name for path in there.iterdir()] == ["config.json"]
         assert shipped_path(workload.spec, str(there)) == str(there)
-        told = {**workload.spec.to_dict(), "path": str(there), "source": f"hf:/nowhere/{name},context=16"}
-        node = load_workload(type(workload.spec).from_dict(json.loads(json.dumps(told))))
+        spec = {**workload.spec.to_dict(), "path": str(there), "source": f"hf:/nowhere/{name},context=16"}
+        node = load_workload(type(workload.spec).from_dict(json.loads(json.dumps(spec))))
         assert node.names == workload.names
         for ours, theirs in itertools.zip_longest(
             node.build(0, node.layers), workload.build(0, workload.layers)

@@ -22,7 +22,7 @@ def test_trains_in_bfloat16_near_float32(kind: str, tmp_path: Path) -> None:
         layers = workload.build(0, workload.layers)
         optimizer = workload.optimizer(p for layer in layers for p in layer.parameters())
         inputs, targets = next(workload.batches())
-        found = []
+        values = []
         for _ in range(5):
             value = inputs
             for layer in layers:
@@ -31,8 +31,8 @@ def test_trains_in_bfloat16_near_float32(kind: str, tmp_path: Path) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item())
-        losses[dtype] = found
+            values.append(loss.item())
+        losses[dtype] = values
         assert loss.dtype == torch.float32
         assert {t.dtype for t in workload.boundary(2, 4)} == {dtype}
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)

@@ -131,11 +131,11 @@ def test_weights_are_read_by_layer(kind: str, tmp_path: Path) -> None:
         old = {n.replace("LayerNorm.weight", "LayerNorm.gamma"): t for n, t in state.items()}
         safetensors.save(single, {n.removeprefix("bert."): t.bfloat16() for n, t in old.items()})
     workload = loaded(folder)
-    made = workload.model.hub
-    assert made is not None
-    assert made.stored is not None
-    assert not made.stored.fresh
-    for index, (layer, names) in enumerate(zip(workload.build(0, 6), made.names, strict=True)):
+    hub_model = workload.model.hub
+    assert hub_model is not None
+    assert hub_model.stored is not None
+    assert not hub_model.stored.fresh
+    for index, (layer, names) in enumerate(zip(workload.build(0, 6), hub_model.names, strict=True)):
         for own, tensor in layer.state_dict().items():
             wanted = state[names[own]]
             assert torch.equal(tensor, wanted.bfloat16().float() if kind == "old names" else wanted), index
@@ -174,8 +174,8 @@ def test_a_new_head_on_stored_weights(tmp_path: Path) -> None:
     model = hub_folders.uncut(folder)
     safetensors.save(folder / "model.safetensors", dict(model.bert.state_dict()))
     workload = loaded(folder)
-    told = "no weights for classifier.weight, classifier.bias: they start at random"
-    assert workload.notes == [f"{tmp_path.name}: {told}"]
+    note = "no weights for classifier.weight, classifier.bias: they start at random"
+    assert workload.notes == [f"{tmp_path.name}: {note}"]
     layers = workload.build(0, workload.layers)
     assert torch.equal(layers[-1].pooler.dense.weight, model.bert.pooler.dense.weight)  # type: ignore[union-attr]
     assert torch.equal(layers[-1].classifier.weight, loaded(folder).build(5, 6)[0].classifier.weight)  # type: ignore[union-attr]

@@ -51,10 +51,10 @@ class CallContext:
         with ExitStack() as stack:
             if not self.grad:
                 stack.enter_context(torch.no_grad())
-            for one in self.autocasts:
+            for request in self.autocasts:
                 # traced on the CPU, so that ``x.device.type`` was "cpu": there the layer's device is meant
-                kind = device.type if one.device == "cpu" else one.device
-                stack.enter_context(autocast(kind, one.dtype, one.enabled, one.cache))
+                kind = device.type if request.device == "cpu" else request.device
+                stack.enter_context(autocast(kind, request.dtype, request.enabled, request.cache))
             yield
 
 
@@ -122,8 +122,8 @@ class ContextWatch:
             init(self, device_type, dtype, enabled, cache_enabled)
 
         def noting_enter(self: Any) -> Any:
-            made = getattr(self, "_skyctl_request", None)
-            request = made or AutocastRequest(
+            existing = getattr(self, "_skyctl_request", None)
+            request = existing or AutocastRequest(
                 self.device, self.fast_dtype, self._enabled, self._cache_enabled
             )
             watch.autocasts.append(request)
@@ -146,8 +146,8 @@ def _generator_states() -> dict[str, Any]:
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         state = bytes(torch.default_generator.get_state().tolist())  # a node may lack NumPy
-    found: dict[str, Any] = {"torch's generator": state, "Python's random": random.getstate()}
+    states: dict[str, Any] = {"torch's generator": state, "Python's random": random.getstate()}
     if numpy_random is not None:
         name, keys, *rest = numpy_random.get_state()
-        found["numpy.random"] = (name, keys.tobytes(), *rest)
-    return found
+        states["numpy.random"] = (name, keys.tobytes(), *rest)
+    return states

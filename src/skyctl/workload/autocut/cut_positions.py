@@ -68,32 +68,32 @@ class CutFinder:
     @cached_property
     def last_use(self) -> list[int]:
         """By value, the last call that takes it (how many there are, where it is returned; -1: none)."""
-        found = [-1] * len(self.values)
+        last_uses = [-1] * len(self.values)
         for index, call in enumerate(self.calls):
             for number in _numbers(call):
-                found[number] = index
+                last_uses[number] = index
         for leaf in leaves_of(self.graph.trace.output):
             if isinstance(leaf, ValueRef):
-                found[leaf.number] = len(self.calls)
-        return found
+                last_uses[leaf.number] = len(self.calls)
+        return last_uses
 
     @cached_property
     def shape_only(self) -> list[bool]:
         """By call, whether what it gives depends on nothing but shapes and read-only buffers."""
-        found = [False] * len(self.calls)
+        only_shapes = [False] * len(self.calls)
         tainted: set[int] = set()
         changing = True
         while changing:
             changing = False
             for index, call in enumerate(self.calls):
-                found[index] = self._depends_on_shapes(call, found, tainted)
-                if not found[index]:
+                only_shapes[index] = self._depends_on_shapes(call, only_shapes, tainted)
+                if not only_shapes[index]:
                     new = call.writes - tainted
                     tainted |= new
                     changing = changing or bool(new)
-        return found
+        return only_shapes
 
-    def _depends_on_shapes(self, call: Call, found: Sequence[bool], tainted: set[int]) -> bool:
+    def _depends_on_shapes(self, call: Call, only_shapes: Sequence[bool], tainted: set[int]) -> bool:
         if call.random or call.held_writes or call.writes & tainted:
             return False
         if call.module is not None and any(True for _ in self._modules[call.module].parameters()):
@@ -101,7 +101,7 @@ class CutFinder:
         for leaf in call.refs():
             if isinstance(leaf, ValueRef):
                 value = self.values[leaf.number]
-                if value.producer < 0 or not found[value.producer] or value.storage in tainted:
+                if value.producer < 0 or not only_shapes[value.producer] or value.storage in tainted:
                     return False
             elif isinstance(leaf, HeldRef) and isinstance(self._held.get(leaf.path), nn.Parameter):
                 return False
@@ -127,19 +127,19 @@ class CutFinder:
     @cached_property
     def forbidden(self) -> dict[int, str]:
         """Positions at which there can be no cut, with the reason."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for path, users in self._users().items():
             first, last = users[0], users[-1]
             for position in range(first + 1, last + 1):
-                found.setdefault(
+                reasons.setdefault(
                     position,
                     f"{path} is used by {self.calls[first].what} ({self.calls[first].line}) and by "
                     f"{self.calls[last].what} ({self.calls[last].line})",
                 )
         for position in range(1, len(self.calls)):
-            if position not in found and (why := self._why_not(position)):
-                found[position] = why
-        return found
+            if position not in reasons and (why := self._why_not(position)):
+                reasons[position] = why
+        return reasons
 
     def _why_not(self, position: int) -> str | None:
         carried = self.carried(position)
@@ -159,7 +159,7 @@ class CutFinder:
         for tensor in self._held.values():
             if isinstance(tensor, nn.Parameter):
                 parameters.setdefault(tensor.untyped_storage()._cdata, set()).add(id(tensor))
-        found: dict[str | int, tuple[str, set[int]]] = {}
+        users_of: dict[str | int, tuple[str, set[int]]] = {}
         for index, call in enumerate(self.calls):
             paths = [leaf.path for leaf in call.refs() if isinstance(leaf, HeldRef)]
             if call.module is not None:
@@ -171,8 +171,8 @@ class CutFinder:
                     continue
                 storage = tensor.untyped_storage()._cdata
                 whole = isinstance(tensor, nn.Parameter) and len(parameters[storage]) == 1
-                found.setdefault(path if whole else storage, (path, set()))[1].add(index)
-        return {path: sorted(users) for path, users in found.values()}
+                users_of.setdefault(path if whole else storage, (path, set()))[1].add(index)
+        return {path: sorted(users) for path, users in users_of.values()}
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -194,14 +194,14 @@ class CutFinder:
             within = [self.carried_bytes(p) for p in range(start + 1, stop) if p not in self.forbidden]
             if share <= MOST_CLOSED_SHARE and (not within or min(within) > max(ends, default=0)):
                 closed.append((start, stop, path))
-        found = []
+        units = []
         at = 0
         starts = {start: (stop, path) for start, stop, path in closed}
         while at < len(self.calls):
             stop, path = starts.get(at, (at + 1, self._name(at)))
-            found.append(self._unit(at, stop, path, closed=at in starts))
+            units.append(self._unit(at, stop, path, closed=at in starts))
             at = stop
-        return found
+        return units
 
     def _name(self, index: int) -> str:
         call = self.calls[index]
@@ -253,20 +253,20 @@ class CutFinder:
 
     def positions(self) -> list[int]:
         """Where the graph is cut: before these calls, ascending."""
-        found = []
+        positions = []
         last = 0
-        for one, other in pairwise(self.anchors):
+        for anchor, other in pairwise(self.anchors):
             free = [
                 p
-                for p in range(max(one.stop, last + 1), other.start + 1)
+                for p in range(max(anchor.stop, last + 1), other.start + 1)
                 if p not in self.forbidden and self._at_end_of_unit(p)
             ]
             if free:
                 fewest = min(map(self.carried_bytes, free))
                 fitting = [p for p in free if self.carried_bytes(p) == fewest]
-                last = fitting[0] if one.is_block else fitting[-1]
-                found.append(last)
-        return found
+                last = fitting[0] if anchor.is_block else fitting[-1]
+                positions.append(last)
+        return positions
 
     def _at_end_of_unit(self, position: int) -> bool:
         return position in self._unit_starts
@@ -278,16 +278,16 @@ class CutFinder:
     def names(self, positions: Sequence[int]) -> list[str]:
         """A name for each layer: that of its heaviest unit, numbered where two would have the same."""
         bounds = [0, *positions, len(self.calls)]
-        found: list[str] = []
+        names: list[str] = []
         for start, stop in pairwise(bounds):
             inside = [unit for unit in self.units if start <= unit.start < stop]
             heaviest = max(inside, key=lambda unit: (unit.is_block, unit.flops, unit.parameter_bytes))
             name, count = heaviest.name, 1
-            while name in found:
+            while name in names:
                 count += 1
                 name = f"{heaviest.name}#{count}"
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
 
 def _numbers(call: Call) -> list[int]:

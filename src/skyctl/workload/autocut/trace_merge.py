@@ -92,22 +92,26 @@ def merge_traces(traces: Sequence[Trace]) -> CallGraph:
     return CallGraph(replace(first, calls=tuple(calls), output=output), tuple(shapes))
 
 
-def _check_same_calls(one: Trace, other: Trace) -> None:
-    why = f"with {other.samples} samples" if other.training == one.training else "in eval()"
-    for a, b in zip(one.calls, other.calls, strict=False):
+def _check_same_calls(trace: Trace, other: Trace) -> None:
+    why = f"with {other.samples} samples" if other.training == trace.training else "in eval()"
+    for a, b in zip(trace.calls, other.calls, strict=False):
         same = (a.function, a.module, a.scopes) == (b.function, b.module, b.scopes)
         if not same:
             raise _cannot(a, f"here it calls {a.what}, but {b.what} ({b.line}) {why}")
         if len(a.outputs) != len(b.outputs):
             raise _cannot(a, f"{a.what} gives {len(a.outputs)} tensors, but {len(b.outputs)} {why}")
-    if len(one.calls) != len(other.calls):
-        longer = max(one, other, key=lambda t: len(t.calls))
-        extra = longer.calls[min(len(one.calls), len(other.calls))]
+    if len(trace.calls) != len(other.calls):
+        longer = max(trace, other, key=lambda t: len(t.calls))
+        extra = longer.calls[min(len(trace.calls), len(other.calls))]
         where = (
-            why if longer is other else "in train()" if not other.training else f"with {one.samples} samples"
+            why
+            if longer is other
+            else "in train()"
+            if not other.training
+            else f"with {trace.samples} samples"
         )
         raise _cannot(extra, f"it calls {extra.what} only {where}")
-    if one.inputs != other.inputs or len(one.values) != len(other.values):
+    if trace.inputs != other.inputs or len(trace.values) != len(other.values):
         raise CannotFollowError(f"it has other values {why}", "", "")
 
 
@@ -152,12 +156,16 @@ def _merge_leaf(values: Sequence[Any], traces: Sequence[Trace]) -> Any:
         return values[0]
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         return _by_mode(values, traces)
-    found = {}
+    by_mode = {}
     for mode in (True, False):
         mine = [(t, v) for t, v in zip(traces, values, strict=True) if t.training == mode]
-        found[mode] = _fitted([v for _, v in mine], [t for t, _ in mine])
-    same = _simplified(found[True]) == _simplified(found[False])
-    return _simplified(found[True]) if same else ByMode(_simplified(found[True]), _simplified(found[False]))
+        by_mode[mode] = _fitted([v for _, v in mine], [t for t, _ in mine])
+    same = _simplified(by_mode[True]) == _simplified(by_mode[False])
+    return (
+        _simplified(by_mode[True])
+        if same
+        else ByMode(_simplified(by_mode[True]), _simplified(by_mode[False]))
+    )
 
 
 def _by_mode(values: Sequence[Any], traces: Sequence[Trace]) -> ByMode:

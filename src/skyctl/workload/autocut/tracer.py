@@ -200,9 +200,9 @@ class Tracer(TorchFunctionMode):
         finally:
             self._inside = False
             self._contexts.note_generators()
-        made = tensors_in(result)
+        results = tensors_in(result)
         written = [t for t, before in zip(tensors, versions, strict=True) if t._version != before]
-        if not made and not written and module is None:
+        if not results and not written and module is None:
             return result
         if len(self._calls) >= MOST_CALLS:
             raise self._cannot(f"it makes more than {MOST_CALLS} calls")
@@ -210,13 +210,13 @@ class Tracer(TorchFunctionMode):
         held_writes = {p for (p, t), v in zip(held.items(), held_versions, strict=True) if t._version != v}
         held_writes |= {self._held.path_of[id(t)] for t in written if id(t) in self._held.path_of}
         changed = {id(t) for t in written}
-        known = {id(t) for t in made if id(t) in self._numbers or id(t) in self._held.path_of} - changed
-        if known:
+        existing = {id(t) for t in results if id(t) in self._numbers or id(t) in self._held.path_of} - changed
+        if existing:
             # returned as it came: a tensor of its own, for it may be another one in the other mode
-            aliases = {id(t): t.view_as(t) for t in made if id(t) in known}
-            self._alive += made
+            aliases = {id(t): t.view_as(t) for t in results if id(t) in existing}
+            self._alive += results
             result = _thawed(map_leaves(result, lambda leaf: aliases.get(id(leaf), leaf)))
-            made = tensors_in(result)
+            results = tensors_in(result)
         index = len(self._calls)
         self._calls.append(
             Call(
@@ -224,7 +224,7 @@ class Tracer(TorchFunctionMode):
                 module=module,
                 args=frozen_args,
                 kwargs=frozen_kwargs,
-                outputs=tuple(self._new_value(t, index) for t in made),
+                outputs=tuple(self._new_value(t, index) for t in results),
                 writes=frozenset(_storage(t) for t in written),
                 held_writes=frozenset(held_writes),
                 context=self._contexts.context(),
@@ -299,26 +299,26 @@ class Tracer(TorchFunctionMode):
         call = self._calls[producer] if producer >= 0 else None
         if call is None or call.function is None or call.random or call.writes or call.held_writes:
             return None
-        known = True
+        is_known = True
 
         def real(leaf: Any) -> Any:
-            nonlocal known
+            nonlocal is_known
             if leaf is RunDevice:
                 return torch.device("cpu")
             if isinstance(leaf, ValueRef):
-                found = self._real_value(leaf.number)
-                known = known and found is not None
-                return found
-            known = known and not isinstance(leaf, HeldRef)
+                value = self._real_value(leaf.number)
+                is_known = is_known and value is not None
+                return value
+            is_known = is_known and not isinstance(leaf, HeldRef)
             return self._constants[leaf.number] if isinstance(leaf, ConstantRef) else leaf
 
         args, kwargs = map_leaves(call.args, real), map_leaves(call.kwargs, real)
         storage = self._values[number].storage
-        if not known or any(storage in other.writes for other in self._calls):
+        if not is_known or any(storage in other.writes for other in self._calls):
             return None
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-            made = tensors_in(call.function(*args, **kwargs))
-        for place, tensor in zip(call.outputs, made, strict=True):
+            outputs = tensors_in(call.function(*args, **kwargs))
+        for place, tensor in zip(call.outputs, outputs, strict=True):
             self._real[place] = tensor
         return self._real[number]
 

@@ -94,5 +94,5 @@ def _fake_result(tensor: Tensor, real: Sequence[Tensor], fake: Sequence[Tensor])
     for twin, given in zip(fake, real, strict=True):
         if given.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
             return twin.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
-    return attach_inputs([made], [tensor.requires_grad])[0][0]
+    result = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
+    return attach_inputs([result], [tensor.requires_grad])[0][0]

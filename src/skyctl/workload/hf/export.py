@@ -42,7 +42,7 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
     """
     folder, options = hub_folder.parse_hub_source(workload)
     folder = hub_folder.check_folder(workload, folder)
-    made = make_hub_model(folder, options, 0, count=None, own_weights=False)
+    hub_model = make_hub_model(folder, options, 0, count=None, own_weights=False)
     kept = out / stored_weights.WEIGHT_FILE_NAMES[0]
     if kept.exists() or (out / hub_folder.CONFIG_NAME).exists():
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
@@ -53,12 +53,14 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
             checkpoint.export_weights(weights, merged)
         file = merged if weights.is_dir() else weights
         header = safetensors.read_header(file)
-        wanted = [{f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(made.names)]
+        wanted = [
+            {f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(hub_model.names)
+        ]
         _check(header, wanted, weights, workload)
         out.mkdir(parents=True, exist_ok=True)
-        _rename(file, _without_copies(made, wanted), kept, made.conversion)
-        config = made.settings.config
-        config.architectures = [made.architecture]
+        _rename(file, _without_copies(hub_model, wanted), kept, hub_model.conversion)
+        config = hub_model.settings.config
+        config.architectures = [hub_model.architecture]
         config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
         config.save_pretrained(str(out))
         for path in hub_folder.tokenizer_files(folder):
@@ -82,9 +84,9 @@ def _check(
         )
 
 
-def _without_copies(made: HubModel, wanted: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+def _without_copies(hub_model: HubModel, wanted: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """The names with each tied parameter once, by its first layer, as ``save_pretrained`` writes it."""
-    shared = find_shared_parameters([layer for _, layer in made.layers], made.architecture)
+    shared = find_shared_parameters([layer for _, layer in hub_model.layers], hub_model.architecture)
     copies = {f"{layer}.{own}" for parameter in shared for layer, own in parameter.uses[1:]}
     return [{own: name for own, name in names.items() if own not in copies} for names in wanted]
 

@@ -119,8 +119,8 @@ def canonical_options(options: Mapping[str, int]) -> str:
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """The files of the folder's tokenizer, sorted; empty where there is no tokenizer."""
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    return sorted(found) if any(path.name in _TOKENIZER_ENOUGH for path in found) else []
+    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    return sorted(files) if any(path.name in _TOKENIZER_ENOUGH for path in files) else []
 
 
 def config_files(folder: Path) -> dict[str, bytes]:

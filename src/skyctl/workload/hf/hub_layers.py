@@ -239,33 +239,33 @@ def cut_into_layers(model: Any, settings: HubSettings, *, halves: bool = True) -
             "with one stack of blocks after one embedding",
             hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
         )
-    found: NamedLayers = [("embedding", _make_embedding(base, names[0]))]
+    layers: NamedLayers = [("embedding", _make_embedding(base, names[0]))]
     rotary = getattr(base, "rotary_emb", None)
     for index, block in enumerate(base.get_submodule(stacks[0])):
         around = BlockContext(
             config, _mask_function(settings, index), rotary, _rotary_kind(config, rotary, index)
         )
-        found += _cut_block(index, block, around, halves)
+        layers += _cut_block(index, block, around, halves)
     for name in names[2:]:
         if (module := base.get_submodule(name)) is not None:
-            found.append(("norm" if len(names) == 3 else name, module))
-    found.append(("head", _make_head(model, base, settings)))
-    return found
+            layers.append(("norm" if len(names) == 3 else name, module))
+    layers.append(("head", _make_head(model, base, settings)))
+    return layers
 
 
 def library_names(model: Any, layers: NamedLayers) -> list[dict[str, str]]:
     """Per layer, the names of its parameters and persistent buffers → their names in the library's model."""
-    known = {id(module): name for name, module in model.named_modules()}
-    found = []
+    module_names = {id(module): name for name, module in model.named_modules()}
+    by_layer = []
     for _, layer in layers:
         names = {}
         for own in layer.state_dict(keep_vars=True):
             module, path = layer, own.split(".")
-            while id(module) not in known:
+            while id(module) not in module_names:
                 module, path = getattr(module, path[0]), path[1:]
-            names[own] = ".".join([known[id(module)], *path])
-        found.append(names)
-    return found
+            names[own] = ".".join([module_names[id(module)], *path])
+        by_layer.append(names)
+    return by_layer
 
 
 def _make_embedding(base: Any, name: str) -> nn.Module:

@@ -155,20 +155,20 @@ def computes_same(model: Any, layers: Sequence[nn.Module], settings: HubSettings
         value: Tensor = ids
         for layer in layers:
             value = layer(value)
-    known: dict[int, str] = {}
+    hashes: dict[int, str] = {}
     for op in tape.operations():
         if _changes_nothing(op):
-            known[op.outputs[0][1].storage] = known.get(op.args[0].storage, str(op.args[0].storage))
+            hashes[op.outputs[0][1].storage] = hashes.get(op.args[0].storage, str(op.args[0].storage))
             continue
-        words = [_describe_argument(leaf, known) for leaf in tree_leaves((op.args, op.kwargs))]
+        words = [_describe_argument(leaf, hashes) for leaf in tree_leaves((op.args, op.kwargs))]
         if str(op.func) in _COMMUTATIVE and not op.kwargs:
             words.sort()
-        made = _hash_lines(str(op.func), *words)
+        op_hash = _hash_lines(str(op.func), *words)
         for storage in op.writes:
-            known[storage] = _hash_lines(made, known.get(storage, ""))
+            hashes[storage] = _hash_lines(op_hash, hashes.get(storage, ""))
         for place, ref in op.outputs:
-            known[ref.storage] = _hash_lines(made, str(place))
-    return _describe_argument(ref_of(whole), known) == _describe_argument(ref_of(value), known)
+            hashes[ref.storage] = _hash_lines(op_hash, str(place))
+    return _describe_argument(ref_of(whole), hashes) == _describe_argument(ref_of(value), hashes)
 
 
 def _changes_nothing(op: TapedOperation) -> bool:
@@ -181,10 +181,10 @@ def _changes_nothing(op: TapedOperation) -> bool:
     return replace(op.outputs[0][1], storage=op.args[0].storage) == op.args[0]
 
 
-def _describe_argument(value: Any, known: dict[int, str]) -> str:
+def _describe_argument(value: Any, hashes: dict[int, str]) -> str:
     if isinstance(value, TensorRef):
         window = f"{value.dtype}{value.size}{value.stride}{value.offset}"
-        return f"{window} {known.get(value.storage, str(value.storage))}"
+        return f"{window} {hashes.get(value.storage, str(value.storage))}"
     if isinstance(value, Tensor):
         return f"{value.dtype}{value.tolist()}"
     return repr(value)

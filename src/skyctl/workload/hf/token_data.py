@@ -52,8 +52,8 @@ def tokenize(folder: Path, text: bytes) -> bytes:
     files = tokenizer_files(folder)
     if not files:
         return text
-    known = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    return _tokenize_cached(folder, known, text)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return _tokenize_cached(folder, digest, text)
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -54,17 +54,17 @@ def import_transformers() -> Any:
         ModuleNotFoundError: it is not installed.
         WorkloadError: it is too old.
     """
-    made: Any = importlib.import_module("transformers")
-    numbers = [int(n) for n in re.findall(r"\d+", made.__version__)[:2]]
+    transformers: Any = importlib.import_module("transformers")
+    numbers = [int(n) for n in re.findall(r"\d+", transformers.__version__)[:2]]
     if tuple(numbers) < MIN_TRANSFORMERS:
         need = ".".join(map(str, MIN_TRANSFORMERS))
         raise WorkloadError(
-            f"hf: needs transformers {need} or newer, here is {made.__version__}",
+            f"hf: needs transformers {need} or newer, here is {transformers.__version__}",
             hint=f"pip install 'transformers>={need}' there",
         )
-    made.utils.logging.set_verbosity_error()
-    made.utils.logging.disable_progress_bar()
-    return made
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
 
 
 def read_settings(folder: Path, context: int, untie: bool) -> HubSettings:
@@ -133,15 +133,15 @@ def _find_task(config: Any, folder: Path) -> str:
     body = auto.MODEL_MAPPING_NAMES.get(kind)
     wanted = (getattr(config, "architectures", None) or [None])[0]
     if kind == "bert":
-        known = {"BertForMaskedLM": "masked", "BertForSequenceClassification": "classes", None: "masked"}
-        known[body] = "masked"
+        tasks = {"BertForMaskedLM": "masked", "BertForSequenceClassification": "classes", None: "masked"}
+        tasks[body] = "masked"
     else:
         causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-        known = {causal: "causal", None: "causal", body: "causal"} if causal else {}
-    if wanted not in known:
-        has = f"; of {kind} there are {', '.join(sorted(k for k in known if k))}" if known else ""
+        tasks = {causal: "causal", None: "causal", body: "causal"} if causal else {}
+    if wanted not in tasks:
+        has = f"; of {kind} there are {', '.join(sorted(k for k in tasks if k))}" if tasks else ""
         raise _unsupported(config, folder, f"its architecture {wanted} is not one of them{has}")
-    return known[wanted]
+    return tasks[wanted]
 
 
 def _check_supported(config: Any, folder: Path) -> None:
