@@ -195,7 +195,7 @@ class Pool:
             else:
                 outcome.errors[rank] = event
                 open_ranks.discard(rank)
-            for waiting in [one for one in wanted if one[1] in stored]:
+            for waiting in [key for key in wanted if key[1] in stored]:
                 wanted.remove(waiting)
                 caller, key = waiting
                 self.processes[caller].send({"op": "stored", "key": key, "value": stored[key]})
@@ -272,13 +272,13 @@ def side_by_side(
     Options: ``schedule``, ``sync`` (fields of every order's); others are fields of every order.
     """
     microbatches, sync, schedule = sum(shares), options.pop("sync", {}), options.pop("schedule", "1f1b")
-    made = []
+    rank_orders = []
     for rank, share in enumerate(shares):
         [order] = orders(workload, [0, layers], microbatches, schedule, steps, **options)
         first = sum(shares[:rank])
         group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=layers)
         sums = with_fields(SumOrder("float32", 128, (group,)), **sync)
-        made.append(
+        rank_orders.append(
             beside(
                 order,
                 rank,
@@ -291,7 +291,7 @@ def side_by_side(
                 checkpoint=order.checkpoint and with_fields(order.checkpoint, writes=not rank),
             )
         )
-    return made
+    return rank_orders
 
 
 def _child(descriptor: int, folder: Path, number: int) -> None:

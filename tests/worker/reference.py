@@ -46,18 +46,18 @@ def train(
     own = [group["lr"] for group in optimizer.param_groups]
     randomness = LayerSeeder(loaded._spec.seed, 0, torch.device("cpu"))
     split = microbatch_sizes(workload["batch_size"], microbatches)
-    batches, found = loaded.batches(), Reference()
+    batches, reference = loaded.batches(), Reference()
     late: list[tuple[int, list[torch.Tensor | None]]] = []
     before: list[torch.Tensor] = []
 
     def update(step: int, gradients: list[torch.Tensor | None]) -> None:
         for group, rate in zip(optimizer.param_groups, own, strict=True):
             group["lr"] = rate * recipe.learning_rate_factor(step, recipe.min_learning_rate / rate)
-        found.rates.append(optimizer.param_groups[0]["lr"])
+        reference.rates.append(optimizer.param_groups[0]["lr"])
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         if recipe.clip_norm is not None:
-            found.norms.append(torch.nn.utils.clip_grad_norm_(masters, recipe.clip_norm).item())
+            reference.norms.append(torch.nn.utils.clip_grad_norm_(masters, recipe.clip_norm).item())
         optimizer.step()
         optimizer.zero_grad()
 
@@ -79,7 +79,7 @@ def train(
             loss = loaded.loss(value, y) * (n / sum(split))
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        found.losses.append(total)
+        reference.losses.append(total)
         for parameter in parameters:
             accumulate_into_master(parameter)
         late.append((step, [master.grad for master in masters]))
@@ -90,13 +90,13 @@ def train(
         while len(late) > (not settles(step)):
             update(*late.pop(0))
         if recipe.validates(step, last=step + 1 == recipe.total_steps):
-            found.validation[step] = validate(loaded, layers, split, recipe.validate_batches)
-    found.weights = {
+            reference.validation[step] = validate(loaded, layers, split, recipe.validate_batches)
+    reference.weights = {
         f"{i}.{name}": master_of(p).detach()
         for i, layer in enumerate(layers)
         for name, p in layer.named_parameters()
     }
-    return found
+    return reference
 
 
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:

@@ -25,7 +25,7 @@ class Rounds:
 
     losses: list[float] = field(default_factory=list)
     own_losses: list[list[float | None]] = field(default_factory=list)
-    made: list[list[int]] = field(default_factory=list)
+    steps_made: list[list[int]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ def train(
     mu: float = 0.0,
     clients: int | None = None,
     drop: bool = False,
-    affords: Callable[[str, int], int] | None = None,
+    step_budget: Callable[[str, int], int] | None = None,
     clip_norm: float | None = None,
     outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Rounds:
@@ -55,19 +55,21 @@ def train(
     members: list[_Member] = []
     first = 0
     for number, asked in enumerate(steps):
-        made = WorkloadSpec.from_dict(spec)
+        loaded = WorkloadSpec.from_dict(spec)
         if owners is not None:
-            made = replace(made, owner=owners[number])
-            members.append(_Member(load_workload(made), sizes, (0, sum(sizes)), asked, number * microbatches))
+            loaded = replace(loaded, owner=owners[number])
+            members.append(
+                _Member(load_workload(loaded), sizes, (0, sum(sizes)), asked, number * microbatches)
+            )
             continue
         assert shares is not None
         stop = first + shares[number]
         samples = (sum(sizes[:first]), sum(sizes[:stop]))
-        members.append(_Member(load_workload(made), sizes[first:stop], samples, asked, first))
+        members.append(_Member(load_workload(loaded), sizes[first:stop], samples, asked, first))
         first = stop
     common = [torch.nn.Parameter(p.detach().clone()) for p in members[0].parameters]
     steps_outside = None if outer is None else outer(common)
-    found = Rounds()
+    outcome = Rounds()
     seed = WorkloadSpec.from_dict(spec).seed
     for number in range(rounds):
         start = [p.detach().clone() for p in members[0].parameters]
@@ -77,8 +79,8 @@ def train(
         did: list[int] = []
         for index, member in enumerate(members):
             wanted = member.asked if index in chosen else 0
-            if wanted and affords is not None and owners is not None:
-                wanted = min(wanted, affords(owners[index], number))
+            if wanted and step_budget is not None and owners is not None:
+                wanted = min(wanted, step_budget(owners[index], number))
             dropped = drop and wanted < member.asked
             if dropped:
                 wanted = 0
@@ -101,19 +103,19 @@ def train(
                 for own_weight, weight in zip(member.parameters, common, strict=True):
                     own_weight.copy_(weight)
         parts_of_loss = (n * loss / total for n, loss in zip(counts, own, strict=True) if loss is not None)
-        found.losses.append(sum(parts_of_loss) if total else [0.0, *found.losses][-1])
-        found.own_losses.append(own)
-        found.made.append(did)
-    found.buffers = [
+        outcome.losses.append(sum(parts_of_loss) if total else [0.0, *outcome.losses][-1])
+        outcome.own_losses.append(own)
+        outcome.steps_made.append(did)
+    outcome.buffers = [
         {f"{i}.{name}": b.clone() for i, layer in enumerate(m.layers) for name, b in layer.named_buffers()}
         for m in members
     ]
-    found.weights = {
+    outcome.weights = {
         f"{i}.{name}": p.detach().clone()
         for i, layer in enumerate(members[0].layers)
         for name, p in layer.named_parameters()
     }
-    return found
+    return outcome
 
 
 class _Member:
@@ -124,8 +126,8 @@ class _Member:
     ) -> None:
         self.loaded, self.sizes, self.samples, self.asked = loaded, list(sizes), samples, asked
         self.layers = loaded.build(0, loaded.layers, "cpu")
-        found = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}
-        self.parameters = list(found.values())
+        parameters = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}
+        self.parameters = list(parameters.values())
         self.optimizer = loaded.optimizer(self.parameters)
         self.seeder = LayerSeeder(loaded._spec.seed, 0, torch.device("cpu"), first)
 
@@ -134,8 +136,8 @@ class _Member:
     ) -> float:
         stream = self.loaded.batches(number * self.asked, *self.samples)
         total = 0.0
-        for made, (inputs, targets) in enumerate(islice(stream, wanted)):
-            self.seeder.step = number * self.asked + made
+        for step, (inputs, targets) in enumerate(islice(stream, wanted)):
+            self.seeder.step = number * self.asked + step
             parts = zip(self.sizes, inputs.split(self.sizes), targets.split(self.sizes), strict=True)
             for microbatch, (n, x, y) in enumerate(parts):
                 value: Any = x

@@ -37,11 +37,11 @@ def star(count: int, root: int = 0) -> list[RouteEdges]:
 
 def places(routes: Sequence[RouteEdges], rank: int) -> list[RoutePlace]:
     """A rank's place on each route."""
-    found = []
+    places = []
     for share, _, up, down in routes:
         up_parent = [parent for child, parent in up if child == rank]
         down_parent = [parent for parent, child in down if child == rank]
-        found.append(
+        places.append(
             RoutePlace(
                 share=share,
                 up_children=tuple(child for child, parent in up if parent == rank),
@@ -50,7 +50,7 @@ def places(routes: Sequence[RouteEdges], rank: int) -> list[RoutePlace]:
                 down_children=tuple(child for parent, child in down if parent == rank),
             )
         )
-    return found
+    return places
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def stage(layers: list[nn.Module], *, last: bool, **options: Any) -> PipelineSta
     )
 
 
-def step(made: PipelineStage, *, last: bool, in_flight: int) -> tuple[list[Tensor], list[Tensor]]:
+def step(stage: PipelineStage, *, last: bool, in_flight: int) -> tuple[list[Tensor], list[Tensor]]:
     """Three microbatches, that many in flight → what went out, and the gradients that went back."""
     torch.manual_seed(1)
     given = [torch.randn(4, 8) for _ in range(3)]
@@ -102,23 +102,23 @@ def step(made: PipelineStage, *, last: bool, in_flight: int) -> tuple[list[Tenso
 
     def backward(m: int) -> None:
         gradients = None if last else [torch.full((4, 8), 1.0 + m)]
-        if made.defers_weights:
-            back.extend(made.backward_inputs(m, gradients))
+        if stage.defers_weights:
+            back.extend(stage.backward_inputs(m, gradients))
             if m:
-                made.backward_weights(m - 1)
+                stage.backward_weights(m - 1)
             if m == 2:
-                made.backward_weights(m)
+                stage.backward_weights(m)
         else:
-            back.extend(made.backward(m, gradients))
+            back.extend(stage.backward(m, gradients))
 
     for m in range(3 + in_flight - 1):
         if m < 3:
             torch.manual_seed(100 + m)  # what is drawn in a forward depends on its microbatch only
             x = given[m].clone()
             if last:
-                out.append(made.forward_loss(m, (x,), torch.ones(4, 8), 0.5))
+                out.append(stage.forward_loss(m, (x,), torch.ones(4, 8), 0.5))
             else:
-                out.extend(t.clone() for t in made.forward(m, (x,)))
+                out.extend(t.clone() for t in stage.forward(m, (x,)))
         if m - in_flight + 1 >= 0:
             backward(m - in_flight + 1)
     return out, back
@@ -134,8 +134,8 @@ def test_everything_is_equal(mode: str, last: bool, in_flight: int) -> None:
     for number in (1, 2):
         plain, less = stage(layers, last=last), stage(other, last=last, **{mode: True})
         expected = step(plain, last=last, in_flight=in_flight)
-        found = step(less, last=last, in_flight=in_flight)
-        for ours, theirs in zip(found, expected, strict=True):
+        results = step(less, last=last, in_flight=in_flight)
+        for ours, theirs in zip(results, expected, strict=True):
             assert len(ours) == len(theirs) == 3
             for a, b in zip(ours, theirs, strict=True):
                 assert torch.equal(a, b), number
@@ -144,22 +144,22 @@ def test_everything_is_equal(mode: str, last: bool, in_flight: int) -> None:
             assert a.grad is not None
             assert b.grad is not None
             assert torch.equal(a.grad, b.grad)
-        for one, two in zip(other, layers, strict=True):
-            for name, buffer in two.named_buffers():
-                assert torch.equal(one.get_buffer(name), buffer), name
+        for other_layer, layer in zip(other, layers, strict=True):
+            for name, buffer in layer.named_buffers():
+                assert torch.equal(other_layer.get_buffer(name), buffer), name
 
 
 def test_a_frozen_stage_with_integers_only_recomputes_nothing() -> None:
     layer = nn.Embedding(5, 8)
-    made = PipelineStage(
+    stage = PipelineStage(
         [layer, nn.Linear(8, 8)],
         input_specs=lambda _: (TensorSpec((4,), "int64", False),),
         output_specs=lambda _: (X,),
         loss_fn=None,
         recompute=True,
     )
-    made.forward(0, (torch.arange(4),))
-    assert made.backward(0, [torch.ones(4, 8)]) == ()
+    stage.forward(0, (torch.arange(4),))
+    assert stage.backward(0, [torch.ones(4, 8)]) == ()
     assert layer.weight.grad is not None
     with torch.no_grad():
         assert RecomputedLayer(layer)(torch.arange(4)).grad_fn is None
@@ -201,12 +201,12 @@ def test_a_buffer_that_a_later_call_changes_is_put_back_or_an_error() -> None:
     for due in (False, True, True, False):
         plain.due = other.due = due
         x = torch.randn(2, 8)
-        one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
-        plain(one * 1.0).sum().backward()
-        layer(two * 1.0).sum().backward()
-        assert one.grad is not None
-        assert two.grad is not None
-        torch.testing.assert_close(two.grad, one.grad)
+        plain_input, less_input = x.clone().requires_grad_(), x.clone().requires_grad_()
+        plain(plain_input * 1.0).sum().backward()
+        layer(less_input * 1.0).sum().backward()
+        assert plain_input.grad is not None
+        assert less_input.grad is not None
+        torch.testing.assert_close(less_input.grad, plain_input.grad)
         assert torch.equal(other.scale, plain.scale)
 
     other = Restless(in_place=True)
@@ -220,9 +220,9 @@ def test_a_buffer_that_a_later_call_changes_is_put_back_or_an_error() -> None:
 class Alive(TorchDispatchMode):
     """Bytes of the storages made inside that are still there."""
 
-    def __init__(self, known: Iterator[Tensor]) -> None:
+    def __init__(self, held: Iterator[Tensor]) -> None:
         super().__init__()
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._held = {tensor.untyped_storage()._cdata for tensor in held}
         self._there: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -230,7 +230,7 @@ class Alive(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._known:
+                if storage._cdata not in self._held:
                     self._there[storage._cdata] = weakref.ref(storage), storage.nbytes()
         return out
 
@@ -247,7 +247,7 @@ def built(source: str) -> tuple[Workload, list[nn.Module]]:
 def kept_after(workload: Workload, layers: list[nn.Module], start: int, stop: int, **options: Any) -> Any:
     """A generator: what a stage keeps after a forward; after its backward; after its weight gradients."""
     last = stop == workload.layers
-    made = PipelineStage(
+    stage = PipelineStage(
         layers[start:stop],
         input_specs=lambda _: tuple(workload.boundary(start, 4)),
         input_structure=workload.structure(start),
@@ -256,31 +256,31 @@ def kept_after(workload: Workload, layers: list[nn.Module], start: int, stop: in
         loss_fn=workload.loss if last else None,
         **options,
     )
-    for parameter in made.parameters:
+    for parameter in stage.parameters:
         parameter.grad = torch.zeros_like(parameter)
     given, targets = next(workload.batches())
     if start:
         given = torch.randn(workload.boundary(start, 4)[0].shape)
-    counted = [*made.parameters, *[p.grad for p in made.parameters if p.grad is not None], targets]
+    counted = [*stage.parameters, *[p.grad for p in stage.parameters if p.grad is not None], targets]
     gc.disable()  # what is freed must be freed at once
     try:
         with Alive(iter(counted)) as alive:
             inputs = (given.clone(),)
             del given
             if last:
-                made.forward_loss(0, inputs, targets, 1.0)
+                stage.forward_loss(0, inputs, targets, 1.0)
             else:
-                made.forward(0, inputs)
+                stage.forward(0, inputs)
             del inputs
             yield alive.nbytes
             gradients = None if last else [torch.ones(workload.boundary(stop, 4)[0].shape)]
-            if made.defers_weights:
-                made.backward_inputs(0, gradients)
+            if stage.defers_weights:
+                stage.backward_inputs(0, gradients)
                 del gradients
                 yield alive.nbytes
-                made.backward_weights(0)
+                stage.backward_weights(0)
             else:
-                made.backward(0, gradients)
+                stage.backward(0, gradients)
                 del gradients
             yield alive.nbytes
     finally:
@@ -296,24 +296,24 @@ STAGES = [(0, 3), (1, 5), (3, 6), (0, 6)]
 def test_what_is_kept_is_what_is_told(source: str, start: int, stop: int) -> None:
     """Against real storages: a plain stage, one that recomputes, and one that puts weight gradients off."""
     workload, layers = built(source)
-    found = count_layer_costs(workload, 4)
-    told = sum(cost.activation_bytes for cost in found[start:stop])
+    costs = count_layer_costs(workload, 4)
+    counted = sum(cost.activation_bytes for cost in costs[start:stop])
     forward, end = kept_after(workload, layers, start, stop)
-    assert 0.93 * told <= forward <= 1.001 * told
+    assert 0.93 * counted <= forward <= 1.001 * counted
     assert end == 0
 
-    told = sum(
-        min(cost.activation_bytes, found[i - 1].output_bytes) if i else cost.activation_bytes
-        for i, cost in enumerate(found[start:stop], start)
+    counted = sum(
+        min(cost.activation_bytes, costs[i - 1].output_bytes) if i else cost.activation_bytes
+        for i, cost in enumerate(costs[start:stop], start)
     )
-    first = 0 if start else found[0].activation_bytes - workload.boundary(0, 4)[0].nbytes
+    first = 0 if start else costs[0].activation_bytes - workload.boundary(0, 4)[0].nbytes
     forward, end = kept_after(workload, layers, start, stop, recompute=True)
-    assert told - first <= forward <= 1.001 * told
+    assert counted - first <= forward <= 1.001 * counted
     assert end == 0
 
-    told = sum(cost.deferred_bytes for cost in found[start:stop])
+    counted = sum(cost.deferred_bytes for cost in costs[start:stop])
     _, backward, end = kept_after(workload, layers, start, stop, defer_weights=True)
-    assert 0.93 * told <= backward <= 1.001 * told
+    assert 0.93 * counted <= backward <= 1.001 * counted
     assert end == 0
 
 

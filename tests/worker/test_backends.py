@@ -19,17 +19,17 @@ Workloads = Callable[..., dict[str, Any]]
 STEPS = 3
 
 
-def over(backend: str, told: list[Any]) -> list[Any]:
-    return [replace(one, world=replace(one.world, backend=backend)) for one in told]
+def over(backend: str, rank_orders: list[Any]) -> list[Any]:
+    return [replace(order, world=replace(order.world, backend=backend)) for order in rank_orders]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_carries_the_tensors_changes_no_loss(form: str, workload: Workloads, pool: Any) -> None:
     """To the last bit; with staleness what workers see of each other depends on when they push."""
-    told = orders(form, workload(), STEPS, encrypt=False)
-    done = {name: pool.run(over(name, told)) for name in ("skyctl", "gloo")}
-    for one in done.values():
-        assert not one.errors, one.errors
+    rank_orders = orders(form, workload(), STEPS, encrypt=False)
+    done = {name: pool.run(over(name, rank_orders)) for name in ("skyctl", "gloo")}
+    for outcome in done.values():
+        assert not outcome.errors, outcome.errors
     ours, gloo = done["skyctl"].steps, done["gloo"].steps
     assert ours.keys() == gloo.keys()
     if form != "staleness":
@@ -41,9 +41,9 @@ def test_what_carries_the_tensors_changes_no_loss(form: str, workload: Workloads
 def test_equal_shares_of_a_ring_are_summed_by_gloo_itself(workload: Workloads, pool: Any) -> None:
     """It adds in an order of its own, so losses are equal but for rounding; and all ranks go on alike."""
     spec = workload()
-    told = orders("data", spec, STEPS, encrypt=False, backend="gloo")
-    assert [group.ring for one in told for group in one.sync.groups] == [(0, 1, 2, 3)] * 4
-    done, planned = pool.run(told), pool.run(orders("data", spec, STEPS, encrypt=False))
+    rank_orders = orders("data", spec, STEPS, encrypt=False, backend="gloo")
+    assert [group.ring for order in rank_orders for group in order.sync.groups] == [(0, 1, 2, 3)] * 4
+    done, planned = pool.run(rank_orders), pool.run(orders("data", spec, STEPS, encrypt=False))
     assert {**done.errors, **planned.errors} == {}
     for rank, events in done.steps.items():
         losses = [event["loss"] for event in events]
@@ -70,17 +70,19 @@ def test_over_gloo_a_rank_that_dies_is_named_at_once(
     assert sorted(ended.errors) == [0, 1, 2, 3]
     assert ended.errors[1]["event"] == "exit"
     assert [ended.errors[rank]["type"] for rank in (0, 2)] == ["PeerLostError"] * 2
-    told = {rank: ended.errors[rank]["message"] for rank in (0, 2)}
+    messages = {rank: ended.errors[rank]["message"] for rank in (0, 2)}
     # the first to know names it; that one's own end may reach the other sooner than the dead rank's
-    assert any("rank 1" in said for said in told.values()), told
+    assert any("rank 1" in message for message in messages.values()), messages
 
 
 def test_over_gloo_a_pair_with_another_secret_is_refused(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    told = over("gloo", driver.orders(workload(), [0, 3, 7], 4, "1f1b", 2))
-    told = [with_fields(one, secrets={str(1 - n): f"the secret of {n}"}) for n, one in enumerate(told)]
-    ended = pool.run(told)
+    rank_orders = over("gloo", driver.orders(workload(), [0, 3, 7], 4, "1f1b", 2))
+    rank_orders = [
+        with_fields(order, secrets={str(1 - n): f"the secret of {n}"}) for n, order in enumerate(rank_orders)
+    ]
+    ended = pool.run(rank_orders)
     assert {error["type"] for error in ended.errors.values()} <= {"PeerUnreachableError", "PeerLostError"}
     assert "does not know the secret of their pair" in " ".join(e["message"] for e in ended.errors.values())
 
@@ -89,10 +91,10 @@ def test_a_users_functions_know_their_rank_and_collectives_are_refused(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
     asks = "import torch.distributed as dist\n\n\ndef loss(outputs, targets):\n"
-    told = (
+    body = (
         f"{asks}    assert (dist.get_rank(), dist.get_world_size()) in [(0, 1), (1, 2)], 'who is this'\n"
         "    dist.all_reduce(targets) if dist.get_world_size() > 1 else None\n"
     )
-    spec = workload(replace=("def loss(outputs, targets):\n", told))
+    spec = workload(replace=("def loss(outputs, targets):\n", body))
     ended = pool.run(driver.orders(spec, [0, 3, 7], 4, "1f1b", 2))
     assert "allreduce over all ranks of a run is refused" in ended.errors[1]["message"], ended.errors

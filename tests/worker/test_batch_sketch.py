@@ -15,8 +15,8 @@ from skyctl.workload.data import Batch, EpochPosition, UserData
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
-def same(one: Tensors, other: Tensors, key: str = "step") -> bool:
-    return _agree(sketch_value(one, 3, key), sketch_value(other, 3, key))
+def same(value: Tensors, other: Tensors, key: str = "step") -> bool:
+    return _agree(sketch_value(value, 3, key), sketch_value(other, 3, key))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
@@ -58,30 +58,32 @@ def sketches(data: UserData, steps: int, first_step: int = 0, *, values: bool = 
     position = data.position = EpochPosition()
     batches: Iterator[Batch] = data.batches(first_step, 0, data.batch_size)
     sketcher = BatchSketcher(batches, position, seed=3, first_step=first_step, values=values)
-    found = []
+    taken = []
     for step in range(first_step, first_step + steps):
         next(sketcher)
         sketch = sketcher.take(step)
         assert sketch is not None
         assert sketcher.take(step) is None
-        found.append(sketch)
-    return found
+        taken.append(sketch)
+    return taken
 
 
 def user_data(*, seeded: bool = True, bad: int | None = None) -> UserData:
     def data(batch_size: int, seed: int) -> list[Batch]:
         generator = torch.Generator().manual_seed(seed if seeded else 0)
-        made = [(torch.randn(batch_size, 2, generator=generator), torch.arange(batch_size)) for _ in range(3)]
+        batches = [
+            (torch.randn(batch_size, 2, generator=generator), torch.arange(batch_size)) for _ in range(3)
+        ]
         if bad is not None:
-            made[bad][0][1, 1] = float("nan")
-        return made
+            batches[bad][0][1, 1] = float("nan")
+        return batches
 
     return UserData(data, "data()", 4, 0)
 
 
 def test_each_sketch_says_where_its_batch_comes_from() -> None:
-    found = sketches(user_data(), 5, first_step=2)
-    assert [(one.epoch, one.index, one.length) for one in found] == [
+    taken = sketches(user_data(), 5, first_step=2)
+    assert [(sketch.epoch, sketch.index, sketch.length) for sketch in taken] == [
         (0, 2, 3), (1, 0, 3), (1, 1, 3), (1, 2, 3), (2, 0, 3),
     ]  # fmt: skip
 
@@ -100,18 +102,18 @@ def test_of_batches_that_were_left_out_nothing_is_kept() -> None:
 
 
 def test_the_first_steps_are_sketched_and_then_some() -> None:
-    found = sketches(user_data(), FIRST_STEPS + 2 * EVERY_STEPS)
-    shown = [step for step, one in enumerate(found) if one.inputs]
+    taken = sketches(user_data(), FIRST_STEPS + 2 * EVERY_STEPS)
+    shown = [step for step, sketch in enumerate(taken) if sketch.inputs]
     assert shown == [*range(FIRST_STEPS), EVERY_STEPS, 2 * EVERY_STEPS]
-    assert not any(one.inputs or one.targets for one in sketches(user_data(), 3, values=False))
+    assert not any(sketch.inputs or sketch.targets for sketch in sketches(user_data(), 3, values=False))
 
 
 def test_values_that_are_no_numbers_are_told_at_each_step() -> None:
-    found = sketches(user_data(bad=1), 3, values=False)
-    assert [one.finite_inputs for one in found] == [True, False, True]
-    assert all(one.finite_targets for one in found)
+    taken = sketches(user_data(bad=1), 3, values=False)
+    assert [sketch.finite_inputs for sketch in taken] == [True, False, True]
+    assert all(sketch.finite_targets for sketch in taken)
 
 
 def test_an_epoch_that_repeats_the_first_is_told_once() -> None:
-    assert [one.repeats for one in sketches(user_data(seeded=False), 8)].count(True) == 1
-    assert not any(one.repeats for one in sketches(user_data(), 8))
+    assert [sketch.repeats for sketch in sketches(user_data(seeded=False), 8)].count(True) == 1
+    assert not any(sketch.repeats for sketch in sketches(user_data(), 8))

@@ -13,22 +13,22 @@ from skyctl.worker.batches.sample_batches import Prefetcher
 
 
 def test_batches_are_fetched_ahead_unless_the_source_reuses_them() -> None:
-    made = 0
+    fetched = 0
 
     def fresh() -> Iterator[tuple[Any, Any]]:
-        nonlocal made
+        nonlocal fetched
         for i in range(4):
-            made += 1
+            fetched += 1
             yield torch.full((2,), i), torch.full((2,), i)
 
     prefetcher = Prefetcher(fresh())
     prefetcher.get()
     prefetcher.prefetch()
-    assert made == 1  # not known yet
+    assert fetched == 1  # not known yet
     prefetcher.get()
     prefetcher.prefetch()
     prefetcher.prefetch()
-    assert made == 3
+    assert fetched == 3
     assert prefetcher.get()[0][0] == 2
     prefetcher.get()
     with pytest.raises(WorkloadError, match="the data ended after 4 batches"):

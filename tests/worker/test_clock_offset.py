@@ -37,17 +37,17 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Peer]]:
 def compare(ends: tuple[Peer, Peer], asked: Clock, asking: Clock) -> clock_offset.ClockOffset:
     answering = threading.Thread(target=clock_offset.answer_clock_requests, args=(ends[0], asked))
     answering.start()
-    found = clock_offset.measure_clock_offset(ends[1], asking)
+    offset = clock_offset.measure_clock_offset(ends[1], asking)
     answering.join()
-    return found
+    return offset
 
 
 def test_an_offset_is_found_within_the_stated_error(ends: tuple[Peer, Peer]) -> None:
     for offset_s in (0.0, 5.0, -3600.0):
-        found = compare(ends, lambda ahead=offset_s: time.perf_counter() + ahead, time.perf_counter)
-        assert found.error_s > 0
-        assert abs(found.offset_s - offset_s) <= found.error_s + 1e-9
-        assert found.at_s <= time.perf_counter()
+        offset = compare(ends, lambda ahead=offset_s: time.perf_counter() + ahead, time.perf_counter)
+        assert offset.error_s > 0
+        assert abs(offset.offset_s - offset_s) <= offset.error_s + 1e-9
+        assert offset.at_s <= time.perf_counter()
 
 
 def test_with_the_offset_at_both_ends_a_drift_is_taken_out(

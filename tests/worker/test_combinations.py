@@ -73,13 +73,13 @@ def many(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pool.close()
 
 
-def _random_orders(driver: ModuleType, known: WorkloadSpec, chance: random.Random) -> list[RankOrder]:
+def _random_orders(driver: ModuleType, base: WorkloadSpec, chance: random.Random) -> list[RankOrder]:
     stages = chance.randint(2, RANKS)
     microbatches = chance.randint(1, MOST_MICROBATCHES)
     schedule = chance.choice(SCHEDULES)
     cuts = [0, *sorted(chance.sample(range(1, LAYERS), stages - 1)), LAYERS]
     batch_size = microbatches * chance.randint(1, 2)
-    spec = replace(known, batch_size=batch_size).to_dict()
+    spec = replace(base, batch_size=batch_size).to_dict()
     orders: list[RankOrder] = driver.orders(spec, cuts, microbatches, schedule, steps=2)
     deepest = microbatches
     for stage, order in enumerate(orders):
@@ -101,15 +101,15 @@ def test_no_combination_hangs(driver: ModuleType, many: Any, tmp_path: Path, com
     path = tmp_path / "train.py"
     path.write_text(WORKLOAD.replace("LAYERS", str(LAYERS)))
     # with shapes filled in, as the launcher hands it out: no rank has to run the model on fake tensors
-    known = load_workload(WorkloadSpec(source=str(path), path=str(path), seed=3)).spec
+    base = load_workload(WorkloadSpec(source=str(path), path=str(path), seed=3)).spec
     chance = random.Random(4)
     for number in range(combinations):
-        orders = _random_orders(driver, known, chance)
-        told = [
-            {key: getattr(one, key) for key in ("layers", "in_flight", "receive_window", "weights_behind")}
-            for one in orders
+        orders = _random_orders(driver, base, chance)
+        fields = [
+            {key: getattr(order, key) for key in ("layers", "in_flight", "receive_window", "weights_behind")}
+            for order in orders
         ]
-        what = f"combination {number}: {orders[0].schedule}, {orders[0].microbatches}, {told}"
+        what = f"combination {number}: {orders[0].schedule}, {orders[0].microbatches}, {fields}"
         try:
             outcome = many.run(orders)
         except AssertionError as exc:

@@ -15,7 +15,7 @@ from tests.worker import reference
 from tests.worker.sums import ring, star
 from tests.worker.test_gradient_sync import packed_trees
 from tests.worker.test_holders import SCHEDULER
-from tests.worker.test_hybrids import CROSSED, FORMS, told
+from tests.worker.test_hybrids import CROSSED, FORMS, rank_orders
 from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
@@ -82,8 +82,8 @@ def test_holders_train_as_a_loop_that_applies_gradients_a_step_later(
             waits = applied < 0 or (applied < step and settles(applied))
             assert norm == (None if waits else pytest.approx(expected.norms[applied], rel=1e-5))
         assert rates == pytest.approx(expected.rates)
-        for one, other in zip(done.checkpoints[0], done.checkpoints[1], strict=True):
-            assert one["sketches"] == other["sketches"], "both hold the same"
+        for checkpoint, other in zip(done.checkpoints[0], done.checkpoints[1], strict=True):
+            assert checkpoint["sketches"] == other["sketches"], "both hold the same"
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_is_the_same_to_the_last_bit(
@@ -143,7 +143,7 @@ def test_pipelines_with_cuts_of_their_own(workload: Workloads, pool: Any, tmp_pa
     spec = edit_workload(workload("sgd", batch_size=8), text=VALIDATION)
     expected = reference.train(spec, 6, RECIPE, UpdateDelay(STEPS, 0, (5,)).settles)
     for star_routes in (False, True):
-        orders = told(CROSSED, spec, STEPS, star=star_routes, recipe=RECIPE.to_dict(), weights=True)
+        orders = rank_orders(CROSSED, spec, STEPS, star=star_routes, recipe=RECIPE.to_dict(), weights=True)
         done = pool.run(delayed(orders))
         assert not done.errors, done.errors
         assert done.losses == pytest.approx(expected.losses, rel=1e-5)
@@ -158,7 +158,7 @@ def test_pipelines_with_cuts_of_their_own(workload: Workloads, pool: Any, tmp_pa
             pool.processes[2].send({"op": "stop"})
 
     kept = keeping(tmp_path / "r", every=0, at_end=True)
-    done = pool.run(delayed(told(CROSSED, spec, 500, checkpoint=kept)), stop)
+    done = pool.run(delayed(rank_orders(CROSSED, spec, 500, checkpoint=kept)), stop)
     assert not done.errors, done.errors
     [steps] = {result["steps"] for result in done.results.values()}
     assert 4 < steps < 500
@@ -166,8 +166,8 @@ def test_pipelines_with_cuts_of_their_own(workload: Workloads, pool: Any, tmp_pa
 
 def test_one_pipeline_has_nothing_to_put_off(workload: Workloads, pool: Any) -> None:
     spec = workload(batch_size=8)
-    plain = pool.run(told(FORMS["pipeline"], spec, 6))
-    assert pool.run(delayed(told(FORMS["pipeline"], spec, 6))).losses == plain.losses
+    plain = pool.run(rank_orders(FORMS["pipeline"], spec, 6))
+    assert pool.run(delayed(rank_orders(FORMS["pipeline"], spec, 6))).losses == plain.losses
 
 
 def test_fixed32_is_refused(workload: Workloads, pool: Any, driver: ModuleType) -> None:

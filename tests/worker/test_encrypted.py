@@ -65,9 +65,9 @@ def test_strangers_at_a_ranks_port_do_not_disturb_the_run(
 
     def come(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "stored":  # the peer is told of it just now
-            for said in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(40)):
+            for garbage in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(40)):
                 strangers.append(socket.create_connection(driver.listening_at(event), 10))
-                strangers[-1].sendall(said)
+                strangers[-1].sendall(garbage)
 
     try:
         outcome = pool.run(driver.orders(workload(), [0, 2, 7], 4, "1f1b", 2, tls=tls(encrypt)), come)

@@ -99,17 +99,17 @@ def test_twenty_orders_of_adding_and_arriving_give_the_same_bits() -> None:
     """Of the same twelve microbatches, three a rank; float32 sums of the same differ among themselves."""
     generator = torch.Generator().manual_seed(0)
     given = [[torch.randn(3000, generator=generator) * 10.0 ** (i % 3)] for i in range(12)]
-    found: dict[str, set[bytes]] = {"fixed32": set(), "float32": set()}
+    sums_by_format: dict[str, set[bytes]] = {"fixed32": set(), "float32": set()}
     for order in range(20):
         r = random.Random(order)
         shuffled = r.sample(given, len(given))
         waits_s = [r.uniform(0.0, 0.02) for _ in range(4)]
         children = r.sample([1, 2, 3], 3)
         routes = [(1.0, 0, [(child, 0) for child in children], [(0, child) for child in children])]
-        for name, seen in found.items():
+        for name, seen in sums_by_format.items():
             seen.add(summed_in_order(name, routes, shuffled, waits_s))
-    assert len(found["fixed32"]) == 1
-    assert len(found["float32"]) > 1
+    assert len(sums_by_format["fixed32"]) == 1
+    assert len(sums_by_format["float32"]) > 1
 
 
 def summed_in_order(
@@ -140,9 +140,9 @@ def summed_in_order(
             part.close()
             return bytes(own.view(torch.uint8).tolist())
 
-        [one] = set(together(4, act))
-        assert isinstance(one, bytes), one
-        return one
+        [total] = set(together(4, act))
+        assert isinstance(total, bytes), total
+        return total
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
@@ -155,8 +155,8 @@ def test_losses_norms_and_weights_are_the_same_bits_whatever_the_plan(
     seen, runs = set(), 0
     for routes in (ring(3), star(3, root=1), packed_trees()):
         for shares in ([2, 2, 2], [4, 1, 1], [1, 2, 3]):
-            made = driver.side_by_side(spec, LAYERS, shares, routes, 6, sync=FIXED32, **options)
-            done = pool.run(made)
+            orders = driver.side_by_side(spec, LAYERS, shares, routes, 6, sync=FIXED32, **options)
+            done = pool.run(orders)
             assert not done.errors, (shares, done.errors)
             assert [event.get("repeats", 0) for event in done.steps[0]] == [1, 0, 0, 0, 0, 0]
             norms = [event["grad_norm"] for event in done.steps[0]]
@@ -178,9 +178,9 @@ def test_a_step_that_overflows_is_made_again_and_loses_nothing(
 ) -> None:
     """Dropout, a batch norm, a buffer that counts forwards, inputs that a layer overwrites; then resumed."""
     spec = edit_workload(workload(batch_size=8), DROPOUT, *SPIKE, BATCH_NORM, text=NORM)
-    found = {}
+    outcomes = {}
     for name in ("float32", "fixed32"):
-        made = driver.side_by_side(
+        orders = driver.side_by_side(
             spec,
             LAYERS,
             [1, 3, 2],
@@ -190,9 +190,9 @@ def test_a_step_that_overflows_is_made_again_and_loses_nothing(
             weights=True,
             checkpoint=keeping(tmp_path / name),
         )
-        found[name] = pool.run(made)
-        assert not found[name].errors, found[name].errors
-    plain, fixed = found["float32"], found["fixed32"]
+        outcomes[name] = pool.run(orders)
+        assert not outcomes[name].errors, outcomes[name].errors
+    plain, fixed = outcomes["float32"], outcomes["fixed32"]
     for rank in range(3):
         assert [event.get("repeats", 0) for event in plain.steps[rank]] == [0] * 8
         assert [event.get("repeats", 0) for event in fixed.steps[rank]] == [1, 0, 0, 1, 0, 0, 0, 0]
@@ -206,12 +206,12 @@ def test_a_step_that_overflows_is_made_again_and_loses_nothing(
     resume = resuming(fixed, tmp_path / "fixed32", step=3)
     for name in ("float32", "fixed32"):
         sync = {"format": name}
-        made = driver.side_by_side(spec, LAYERS, [1, 3, 2], star(3), 8, sync=sync, resume=resume)
-        rest = found[name] = pool.run(made)
+        orders = driver.side_by_side(spec, LAYERS, [1, 3, 2], star(3), 8, sync=sync, resume=resume)
+        rest = outcomes[name] = pool.run(orders)
         assert not rest.errors, rest.errors
-    repeats = [event.get("repeats", 0) for event in found["fixed32"].steps[0]]
+    repeats = [event.get("repeats", 0) for event in outcomes["fixed32"].steps[0]]
     assert repeats == [1, 0, 0, 0, 0], "exponents are found anew"
-    assert found["fixed32"].losses == pytest.approx(found["float32"].losses, rel=1e-5)
+    assert outcomes["fixed32"].losses == pytest.approx(outcomes["float32"].losses, rel=1e-5)
 
 
 def test_a_repeated_sum_is_that_of_a_step_which_never_overflowed() -> None:
@@ -269,17 +269,17 @@ def test_what_is_none_zero_or_no_number() -> None:
             sync.close()
             return [passes, *(layer.weight.grad for layer in layers[:5])]
 
-        found = together(2, act)
-    for one in found:
-        assert not isinstance(one, Exception), one
-        passes, plain, nan, infinite, zero, none = one
+        outcomes = together(2, act)
+    for outcome in outcomes:
+        assert not isinstance(outcome, Exception), outcome
+        passes, plain, nan, infinite, zero, none = outcome
         assert passes == 4, "what only one rank knows to be no number does not fit on the other"
         assert plain.dtype is torch.float64
         torch.testing.assert_close(plain, torch.full((1, 4), 0.3, dtype=torch.float64), rtol=1e-6, atol=0)
         assert bool(nan.isnan().all() and infinite.isnan().all())
         assert zero.tolist() == [[0.0] * 4]
         assert none is None
-    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
 
 
 def test_several_groups_can_not_make_a_step_again_together() -> None:
@@ -294,15 +294,15 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
     with connected(routes, 3) as ends:
 
         def group(rank: int) -> SumGroupOrder:
-            made = places(routes, rank)
-            return SumGroupOrder(0, 0, tuple(made), start=0, stop=1, agreement=made[0])
+            own_places = places(routes, rank)
+            return SumGroupOrder(0, 0, tuple(own_places), start=0, stop=1, agreement=own_places[0])
 
         def help_to_sum() -> list[bool]:
             sync = SumOrder("fixed32", 16, (group(2),))
             helper = SumHelper(sync, SumSizes((12,), parameters=2, figures=0), ends[2])
-            found = [helper.sum_gradients(step) for step in range(3)]
+            endings = [helper.sum_gradients(step) for step in range(3)]
             helper.close()
-            return found
+            return endings
 
         def hold(rank: int) -> list[Any]:
             layer = nn.Linear(3, 3)
@@ -310,7 +310,7 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
                 [layer], 0, [group(rank)], ends[rank],
                 format="fixed32", chunk_bytes=16, share=0.5, microbatches=2,
             )  # fmt: skip
-            found = []
+            steps = []
             for step in range(3):
                 sync.start_step()
                 passes, repeats = 0, True
@@ -320,12 +320,12 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
                     layer.bias.grad = torch.ones(3)
                     report, passes = sync.finish(is_last=step == 2), passes + 1
                     repeats = report.repeats
-                found.append((passes, report.is_last, layer.weight.grad))
+                steps.append((passes, report.is_last, layer.weight.grad))
             sync.close()
-            return found
+            return steps
 
         *holders, helped = together(3, lambda rank: help_to_sum() if rank == 2 else hold(rank))
     assert helped == [False, False, True]
-    for found in holders:
-        assert [(passes, is_last) for passes, is_last, _ in found] == [(2, False), (2, False), (1, True)]
-        assert [gradient.unique().tolist() for *_, gradient in found] == [[3.0], [3000.0], [3.0]]
+    for steps in holders:
+        assert [(passes, is_last) for passes, is_last, _ in steps] == [(2, False), (2, False), (1, True)]
+        assert [gradient.unique().tolist() for *_, gradient in steps] == [[3.0], [3000.0], [3.0]]

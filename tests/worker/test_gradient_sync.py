@@ -48,10 +48,10 @@ def test_losses_are_those_of_one_device(
         "star": ([1, 1, 2], star(3, root=1), {"sync": {"chunk_bytes": 1 << 20}, "schedule": "zero-bubble"}),
         "trees": ([1, 2, 1], packed_trees(), {}),
     }
-    found = {}
+    outcomes = {}
     for name, (shares, routes, more) in plans.items():
         orders = driver.side_by_side(spec, LAYERS, shares, routes, STEPS, **options, **more)
-        done = found[name] = pool.run(orders)
+        done = outcomes[name] = pool.run(orders)
         assert not done.errors, (name, done.errors)
         assert done.losses == pytest.approx(expected.losses, rel=1e-5), name
         assert [event["grad_norm"] for event in done.steps[0]] == pytest.approx(expected.norms, rel=1e-5)
@@ -62,11 +62,11 @@ def test_losses_are_those_of_one_device(
         for key, tensor in expected.weights.items():
             torch.testing.assert_close(weights[key], tensor, rtol=1e-4, atol=1e-5)
     again = pool.run(driver.side_by_side(spec, LAYERS, *plans["three"][:2], STEPS, **options))
-    assert again.losses == found["three"].losses, "the same plan twice: to the last bit"
+    assert again.losses == outcomes["three"].losses, "the same plan twice: to the last bit"
 
-    sketches = [found["two"].checkpoints[rank][-1]["sketches"] for rank in (0, 1)]
+    sketches = [outcomes["two"].checkpoints[rank][-1]["sketches"] for rank in (0, 1)]
     assert sketches[0] == sketches[1], "both hold the same"
-    resume = resuming(found["two"], kept, step=3)
+    resume = resuming(outcomes["two"], kept, step=3)
     cut = driver.orders(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=resume, **options)
     rest = pool.run(cut)
     assert not rest.errors, rest.errors
@@ -119,7 +119,7 @@ def test_gradients_that_are_none_unused_or_transposed() -> None:
             layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
             group = SumGroupOrder(0, 0, tuple(places(ring(2), rank)), start=5, stop=9)
             sync = GradientSync(layers, 5, [group], ends[rank], chunk_bytes=8, share=0.5)
-            found: list[Any] = []
+            steps: list[Any] = []
             for step in range(2):
                 x = torch.full((1, 3), float(rank + 1))
                 y = layers[0](x)
@@ -131,11 +131,11 @@ def test_gradients_that_are_none_unused_or_transposed() -> None:
                 layers[3].weight.grad = layers[3].weight.grad.t().contiguous().t()
                 report = sync.finish(is_last=rank == 1 and step == 1)
                 assert report.is_last == (step == 1)
-                found.append((own, [layer.weight.grad for layer in layers]))
+                steps.append((own, [layer.weight.grad for layer in layers]))
                 for layer in layers:
                     layer.weight.grad = None
             sync.close()
-            return found
+            return steps
 
         first, second = together(2, act)
     for (own, mine), (other, theirs) in zip(first, second, strict=True):
@@ -177,16 +177,16 @@ def test_the_last_layers_group_is_summed_while_the_first_ones_backward_still_run
             assert all(seen)
             return [layer.weight.grad.mean().item() for layer in layers]
 
-        found = together(3, act)
-    assert found == [[2.0, 2.0, 3.0, 3.0], [2.0, 2.0], [3.0, 3.0]]
+        outcomes = together(3, act)
+    assert outcomes == [[2.0, 2.0, 3.0, 3.0], [2.0, 2.0], [3.0, 3.0]]
 
 
 def _comes_true(happened: Callable[[], bool]) -> bool:
     """Waits for that for up to 20 s."""
     until = time.monotonic() + 20.0
-    while not (found := happened()) and time.monotonic() < until:
+    while not (is_true := happened()) and time.monotonic() < until:
         time.sleep(0.002)
-    return found
+    return is_true
 
 
 def test_masters_gradients_are_summed() -> None:

@@ -54,15 +54,15 @@ def test_thirty_steps_of_one_to_four_holders_and_of_a_pipeline(
     expected = reference.train(spec, MICROBATCHES, recipe).losses
     assert expected[-1] < expected[0]
     options = {"recipe": recipe.to_dict()}
-    found = [train(pool, driver, spec, shares, 30, **options).losses for shares in SHARES]
+    all_losses = [train(pool, driver, spec, shares, 30, **options).losses for shares in SHARES]
     cut = driver.orders(spec, [0, 2, 3, 7], MICROBATCHES, "1f1b", 30, **options)  # the second: a ReLU
-    found.append(pool.run(cut).losses)
-    for losses in found:
+    all_losses.append(pool.run(cut).losses)
+    for losses in all_losses:
         assert losses == pytest.approx(expected, rel=1e-5)
-    for shares, losses in zip(SHARES[1:], found[1:], strict=False):
+    for shares, losses in zip(SHARES[1:], all_losses[1:], strict=False):
         assert train(pool, driver, spec, shares, 30, **options).losses == losses, "to the last bit"
     encrypted = train(pool, driver, spec, SHARES[-1], 30, **options, tls=tls(True))
-    assert encrypted.losses == found[3]
+    assert encrypted.losses == all_losses[3]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_running_figures_are_the_mean_of_the_holders(
             for layer in layers:
                 value = layer(value)
         expected += torch.stack([layers[4].running_mean, layers[4].running_var]) * share / MICROBATCHES
-    found = safetensors.load(Path(done.results[0]["weights"]))
-    torch.testing.assert_close(torch.stack([found["4.running_mean"], found["4.running_var"]]), expected)
-    assert int(found["4.num_batches_tracked"]) == MICROBATCHES
+    weights = safetensors.load(Path(done.results[0]["weights"]))
+    torch.testing.assert_close(torch.stack([weights["4.running_mean"], weights["4.running_var"]]), expected)
+    assert int(weights["4.num_batches_tracked"]) == MICROBATCHES

@@ -61,26 +61,26 @@ def make_hybrid(pipelines: Pipelines, star: bool = False) -> Plan:
     return Plan.model_validate(hybrid_plan(base, pipelines, star))
 
 
-def told(pipelines: Pipelines, spec: Any, steps: int, star: bool = False, **options: Any) -> list[Any]:
+def rank_orders(pipelines: Pipelines, spec: Any, steps: int, star: bool = False, **options: Any) -> list[Any]:
     """What the launcher would tell the ranks; one pipeline has nothing to sum."""
     plan = make_hybrid(pipelines, star)
     check_plan_fits(plan, CLUSTER)
     recipe = Recipe.from_dict({"total_steps": steps, **options.pop("recipe", {})})
     encrypt, checkpoint = options.pop("encrypt", False), options.pop("checkpoint", None)
-    made = rank_specs(
+    specs = rank_specs(
         plan, CLUSTER, run_id="test", steps=steps,
         workload=dict.fromkeys(NAMES, WorkloadSpec.from_dict(spec)),
         addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, trace=options.pop("trace", False),
         weights=options.pop("weights", False),
     )  # fmt: skip
-    orders = [with_fields(order, **options) for order in sent_orders(made, encrypt=encrypt)]
+    orders = [with_fields(order, **options) for order in sent_orders(specs, encrypt=encrypt)]
     if checkpoint is None:
         return orders
-    return [with_fields(one, checkpoint={**checkpoint, "writes": one.pipeline == 0}) for one in orders]
+    return [with_fields(order, checkpoint={**checkpoint, "writes": order.pipeline == 0}) for order in orders]
 
 
 def train(pool: Any, pipelines: Pipelines, spec: Any, steps: int, **options: Any) -> Any:
-    done = pool.run(told(pipelines, spec, steps, **options))
+    done = pool.run(rank_orders(pipelines, spec, steps, **options))
     assert not done.errors, (pipelines, done.errors)
     return done
 
@@ -119,7 +119,7 @@ def test_whatever_a_workload_has(
 def test_sums_may_be_rounded(workload: Workloads, pool: Any, name: str, close: float) -> None:
     spec = workload(batch_size=8)
     alone = train(pool, FORMS["one device"], spec, 8)
-    done = pool.run([with_sync(order, format=name) for order in told(CROSSED, spec, 8)])
+    done = pool.run([with_sync(order, format=name) for order in rank_orders(CROSSED, spec, 8)])
     assert not done.errors, done.errors
     assert done.losses != alone.losses
     assert done.losses == pytest.approx(alone.losses, rel=close)
@@ -130,7 +130,7 @@ def test_under_other_schedules(workload: Workloads, pool: Any, schedule: str) ->
     spec = workload(batch_size=8)
     alone = train(pool, FORMS["one device"], spec, 8)
     orders = []
-    for order in told(CROSSED, spec, 8):
+    for order in rank_orders(CROSSED, spec, 8):
         first, stop = order.microbatch_range
         in_flight = 1 if schedule == "sequential" else stop - first
         orders.append(replace(order, schedule=schedule, in_flight=in_flight))
@@ -143,15 +143,15 @@ def test_running_figures_are_averaged_group_by_group(workload: Workloads, pool: 
     """Where a layer of a norm lies in the middle group, held by the first one's second stage."""
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
     spec = edit_workload(workload(batch_size=8), norm)
-    found = []
+    weights_of_plans = []
     for pipelines in (CROSSED, [([(A, 0, 7)], 4), ([(B, 0, 7)], 2)]):
         done = train(pool, pipelines, spec, 1, weights=True)
         weights: dict[str, torch.Tensor] = {}
         for result in done.results.values():
             if result["weights"]:
                 weights |= safetensors.load(Path(result["weights"]))
-        found.append(weights)
-    crossed, beside = found
+        weights_of_plans.append(weights)
+    crossed, beside = weights_of_plans
     assert crossed.keys() == beside.keys()
     assert int(crossed["4.num_batches_tracked"]) == MICROBATCHES
     for name in crossed:
@@ -163,7 +163,7 @@ def test_all_ranks_end_with_the_step_that_the_first_one_is_told_to(workload: Wor
         if rank == 0 and event["event"] == "step" and event["step"] == 3:
             pool.processes[0].send({"op": "stop"})
 
-    outcome = pool.run(told(CROSSED, workload(batch_size=8), 500), on_event=stop)
+    outcome = pool.run(rank_orders(CROSSED, workload(batch_size=8), 500), on_event=stop)
     assert not outcome.errors, outcome.errors
     ended = {result["steps"] for result in outcome.results.values()}
     assert len(ended) == 1
@@ -172,21 +172,21 @@ def test_all_ranks_end_with_the_step_that_the_first_one_is_told_to(workload: Wor
 
 def test_a_rank_that_fails_is_the_cause(workload: Workloads, pool: Any) -> None:
     """Those that sum with it, or are its neighbours, have lost it; all end."""
-    outcome = pool.run(told(CROSSED, workload(batch_size=8, replace=RAISING), 9))
+    outcome = pool.run(rank_orders(CROSSED, workload(batch_size=8, replace=RAISING), 9))
     assert sorted(outcome.errors) == [0, 1, 2, 3]
     messages = {rank: error["message"] for rank, error in outcome.errors.items()}
     assert messages.pop(1) == "step 1, forward of microbatch 2: ValueError: bad sample"
     assert {outcome.errors[rank]["type"] for rank in messages} == {"PeerLostError"}, messages
 
 
-PAIRS = [(one, other) for one in FORMS for other in FORMS if one != other]
+PAIRS = [(first, other) for first in FORMS for other in FORMS if first != other]
 OFTEN = [("one device", "hybrid"), ("hybrid", "pipeline")]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [pytest.param(*p, marks=() if p in OFTEN else pytest.mark.matrix) for p in PAIRS],
-    ids=[f"{one} → {other}" for one, other in PAIRS],
+    ids=[f"{first} → {other}" for first, other in PAIRS],
 )
 @pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 def test_any_form_goes_on_from_any_others_checkpoint(
@@ -253,7 +253,7 @@ def test_no_combination_hangs(workload: Workloads, eight: Any, combinations: int
             if stops and rank == 0 and event["event"] == "step" and event["step"] == 0:
                 pool.processes[0].send({"op": "stop"})
 
-        orders = told(pipelines, spec, 4, star, recipe={"clip_norm": 0.5})
+        orders = rank_orders(pipelines, spec, 4, star, recipe={"clip_norm": 0.5})
         outcome = eight.run(orders, on_event=end_early)
         assert not outcome.errors, (number, pipelines, outcome.errors)
         assert len({result["steps"] for result in outcome.results.values()}) == 1

@@ -35,11 +35,11 @@ def losses(
     pool: Any, driver: ModuleType, spec: dict[str, Any], dtype: str | None, cuts: list[int], steps: int
 ) -> list[float]:
     orders = driver.orders(spec, cuts, 2, "1f1b", steps)
-    told = zip(orders, links(len(orders), dtype), strict=True)
-    outcome = pool.run([with_fields(order, link_dtypes=dtypes) for order, dtypes in told])
+    linked = zip(orders, links(len(orders), dtype), strict=True)
+    outcome = pool.run([with_fields(order, link_dtypes=dtypes) for order, dtypes in linked])
     assert not outcome.errors, outcome.errors
-    found: list[float] = outcome.losses
-    return found
+    losses: list[float] = outcome.losses
+    return losses
 
 
 @pytest.mark.slow
@@ -71,16 +71,16 @@ def test_a_divergence_is_seen_at_the_other_end(
 
 
 def test_only_the_pairs_that_a_plan_needs_connect(pool: Any, driver: ModuleType, workload: Any) -> None:
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
 
     def look(running: Any, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "step" and rank == 2:
-            found.update(_connections([process.popen.pid for process in running.processes]))
+            pairs.update(_connections([process.popen.pid for process in running.processes]))
 
     outcome = pool.run(driver.orders(workload(), [0, 2, 4, 7], 4, "1f1b", 20), look)
     assert not outcome.errors, outcome.errors
     assert [rank for rank, event in outcome.order if event["event"] == "stored"] in ([0, 1], [1, 0])
-    assert found == {(0, 1), (1, 2)}
+    assert pairs == {(0, 1), (1, 2)}
 
 
 def _connections(pids: list[int]) -> set[tuple[int, int]]:

@@ -50,10 +50,10 @@ def affords(owner: str, round_number: int) -> int:
 def owners_orders(
     driver: ModuleType, spec: dict[str, Any], steps: Sequence[int], rounds: int, **options: Any
 ) -> list[RankOrder]:
-    """A rank an owner; ``told``: further fields of ``rounds``."""
-    told = options.pop("told", {})
+    """A rank an owner; ``round_options``: further fields of ``rounds``."""
+    round_options = options.pop("round_options", {})
     count = len(steps)
-    made = driver.side_by_side(
+    orders = driver.side_by_side(
         spec, LAYERS, [MICROBATCHES] * count, star(count, count - 1), rounds, **options
     )
     return [
@@ -62,9 +62,9 @@ def owners_orders(
             microbatches=MICROBATCHES,
             microbatch_range=(0, MICROBATCHES),
             workload=replace(order.workload, owner=OWNERS[rank]),
-            rounds=RoundOptions(steps[rank], owner=OWNERS[rank], index=rank, owners=count, **told),
+            rounds=RoundOptions(steps[rank], owner=OWNERS[rank], index=rank, owners=count, **round_options),
         )
-        for rank, order in enumerate(made)
+        for rank, order in enumerate(orders)
     ]
 
 
@@ -72,11 +72,11 @@ def is_as(done: Any, expected: round_reference.Rounds) -> None:
     """The same losses, and but for rounding the same weights: each round adds at most five steps."""
     assert not done.errors, done.errors
     assert done.losses == pytest.approx(expected.losses, rel=1e-5)
-    made = [[e["local_steps"] for e in events] for _, events in sorted(done.steps.items())]
-    assert [list(row) for row in zip(*made, strict=True)] == expected.made
+    steps_made = [[e["local_steps"] for e in events] for _, events in sorted(done.steps.items())]
+    assert [list(row) for row in zip(*steps_made, strict=True)] == expected.steps_made
     own = [[e.get("own_loss") for e in events] for _, events in sorted(done.steps.items())]
-    for found, wanted in zip(zip(*own, strict=True), expected.own_losses, strict=True):
-        assert list(found) == [None if x is None else pytest.approx(x, rel=1e-5) for x in wanted]
+    for losses, wanted in zip(zip(*own, strict=True), expected.own_losses, strict=True):
+        assert list(losses) == [None if x is None else pytest.approx(x, rel=1e-5) for x in wanted]
     weights = safetensors.load(Path(done.results[0]["weights"]))
     assert set(weights) == set(expected.weights)
     for name, value in expected.weights.items():
@@ -96,16 +96,16 @@ def test_local_sgd_is_as_in_one_process(
     shares, steps = [3, 1, 2], [3, 3, 2]
     expected = round_reference.train(spec, 6, steps, ROUNDS, shares=shares, mu=mu, clip_norm=clip)
     recipe = Recipe(clip_norm=clip, total_steps=ROUNDS)
-    made = driver.side_by_side(spec, LAYERS, shares, ring(3), ROUNDS, weights=True, recipe=recipe.to_dict())
+    orders = driver.side_by_side(spec, LAYERS, shares, ring(3), ROUNDS, weights=True, recipe=recipe.to_dict())
     orders = [
         replace(order, rounds=RoundOptions(asked, prox_mu=mu))
-        for order, asked in zip(made, steps, strict=True)
+        for order, asked in zip(orders, steps, strict=True)
     ]
     is_as(pool.run(orders), expected)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "round_options",
     [
         {},
         {"prox_mu": 1.0},
@@ -116,7 +116,7 @@ def test_local_sgd_is_as_in_one_process(
     ids=["kept", "proximal", "dropped", "two a round", "one a round, dropped"],
 )
 def test_owners_are_as_in_one_process(
-    workload: Workloads, pool: Any, driver: ModuleType, told: dict[str, Any]
+    workload: Workloads, pool: Any, driver: ModuleType, round_options: dict[str, Any]
 ) -> None:
     """Data of their own, partial work, and optimizers that are reset."""
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
@@ -126,12 +126,15 @@ def test_owners_are_as_in_one_process(
         [5, 2, 3],
         6,
         owners=OWNERS,
-        mu=told.get("prox_mu", 0.0),
-        clients=told.get("clients"),
-        drop=told.get("drop_stragglers", False),
+        mu=round_options.get("prox_mu", 0.0),
+        clients=round_options.get("clients"),
+        drop=round_options.get("drop_stragglers", False),
         affords=affords,
     )
-    is_as(pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, told=told)), expected)
+    is_as(
+        pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, round_options=round_options)),
+        expected,
+    )
 
 
 @pytest.mark.parametrize("sync_format", ["bfloat16", "int8"])
@@ -169,11 +172,11 @@ def test_running_figures_are_averaged_by_samples(workload: Workloads, pool: Any,
     expected = round_reference.train(spec, MICROBATCHES, [3, 1, 2], 1, owners=OWNERS)
     done = pool.run(owners_orders(driver, spec, [3, 1, 2], 1, weights=True))
     assert not done.errors, done.errors
-    found = safetensors.load(Path(done.results[0]["weights"]))
+    weights = safetensors.load(Path(done.results[0]["weights"]))
     for name in ("4.running_mean", "4.running_var"):
         mean = sum(n * own[name] for n, own in zip((3, 1, 2), expected.buffers, strict=True)) / 6
-        torch.testing.assert_close(found[name], mean, rtol=1e-5, atol=1e-6)
-    assert int(found["4.num_batches_tracked"]) == 6 * MICROBATCHES
+        torch.testing.assert_close(weights[name], mean, rtol=1e-5, atol=1e-6)
+    assert int(weights["4.num_batches_tracked"]) == 6 * MICROBATCHES
 
 
 def test_a_round_that_everybody_is_dropped_from_changes_nothing(
@@ -182,13 +185,14 @@ def test_a_round_that_everybody_is_dropped_from_changes_nothing(
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
     late = "\ndef local_steps(owner, round):\n    return 2 if round else 3\n"
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE + late)
-    told = {"drop_stragglers": True}
-    one, three = (
-        pool.run(owners_orders(driver, spec, [3, 3, 3], rounds, weights=True, told=told)) for rounds in (1, 3)
+    round_options = {"drop_stragglers": True}
+    one_round, three = (
+        pool.run(owners_orders(driver, spec, [3, 3, 3], rounds, weights=True, round_options=round_options))
+        for rounds in (1, 3)
     )
-    assert not one.errors | three.errors
-    assert three.losses == one.losses * 3
-    before, after = (safetensors.load(Path(done.results[0]["weights"])) for done in (one, three))
+    assert not one_round.errors | three.errors
+    assert three.losses == one_round.losses * 3
+    before, after = (safetensors.load(Path(done.results[0]["weights"])) for done in (one_round, three))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 

@@ -79,11 +79,11 @@ def test_nor_on_weight_gradients_put_off_or_activations_computed_again(
 ) -> None:
     spec = workload("adamw")
     expected = {microbatches: reference(spec, microbatches)[0] for microbatches in (3, 4)}
-    for cuts, microbatches, schedule, depth, told in LESS:
-        outcome = pool.run(driver.orders(spec, cuts, microbatches, schedule, STEPS, depth=depth, **told))
-        assert not outcome.errors, (cuts, schedule, told, outcome.errors)
-        assert outcome.losses == expected[microbatches], (cuts, schedule, told)
-        put_off = schedule == "zero-bubble" and "recompute" not in told
+    for cuts, microbatches, schedule, depth, fields in LESS:
+        outcome = pool.run(driver.orders(spec, cuts, microbatches, schedule, STEPS, depth=depth, **fields))
+        assert not outcome.errors, (cuts, schedule, fields, outcome.errors)
+        assert outcome.losses == expected[microbatches], (cuts, schedule, fields)
+        put_off = schedule == "zero-bubble" and "recompute" not in fields
         for events in outcome.steps.values():
             assert all(0 <= event["weight_s"] <= event["backward_s"] for event in events)
             assert any(event["weight_s"] > 0 for event in events) == put_off
@@ -96,13 +96,13 @@ def test_equal_to_the_last_bit_and_the_weights_come_out(
     losses, weights = reference(spec, 4)
     outcome = pool.run(driver.orders(spec, [0, 1, 4, 7], 4, "1f1b", STEPS, weights=True))
     assert outcome.losses == losses
-    found: dict[str, torch.Tensor] = {}
+    saved: dict[str, torch.Tensor] = {}
     for rank in range(3):
         assert outcome.results[rank]["steps"] == STEPS
-        found |= safetensors.load(Path(outcome.results[rank]["weights"]))
-    assert found.keys() == weights.keys()
+        saved |= safetensors.load(Path(outcome.results[rank]["weights"]))
+    assert saved.keys() == weights.keys()
     for name, tensor in weights.items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(saved[name], tensor), name
 
 
 def test_built_in_model(pool: Any, driver: ModuleType) -> None:

@@ -51,7 +51,10 @@ class Reference:
     def step(self, given: Sequence[Sequence[Sequence[Tensor]]]) -> list[list[Tensor]]:
         """``given``: by rank, layer, parameter."""
         return [
-            [self._sum((i, k), shape, [one[i][k].double() for one in given]) for k, shape in enumerate(layer)]
+            [
+                self._sum((i, k), shape, [rank_gradients[i][k].double() for rank_gradients in given])
+                for k, shape in enumerate(layer)
+            ]
             for i, layer in enumerate(self.shapes)
         ]
 
@@ -76,12 +79,12 @@ def make_gradients(steps: int, ranks: int, seed: int = 0) -> list[list[list[list
     """By step, rank, layer and parameter: what all steps have in common, and noise."""
     generator = torch.Generator().manual_seed(seed)
 
-    def one(shape: tuple[int, ...]) -> Tensor:
+    def draw(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    common = [[[one(shape) for shape in layer] for layer in SHAPES] for _ in range(ranks)]
+    common = [[[draw(shape) for shape in layer] for layer in SHAPES] for _ in range(ranks)]
     return [
-        [[[tensor + one(tuple(tensor.shape)) for tensor in layer] for layer in mine] for mine in common]
+        [[[tensor + draw(tuple(tensor.shape)) for tensor in layer] for layer in mine] for mine in common]
         for _ in range(steps)
     ]
 
@@ -100,13 +103,13 @@ def sum_steps(
     ranks = len(given[0])
     count = ranks + (helps is not None)
     sizes: list[SumSizes] = []
-    told = threading.Event()
+    ended = threading.Event()
 
     with connected(routes, count) as ends:
 
         def group(number: int) -> SumGroupOrder:
-            made, stop = places(routes, number), START + len(SHAPES)
-            return SumGroupOrder(0, 0, tuple(made), start=START, stop=stop, agreement=made[0])
+            own_places, stop = places(routes, number), START + len(SHAPES)
+            return SumGroupOrder(0, 0, tuple(own_places), start=START, stop=stop, agreement=own_places[0])
 
         def hold(number: int) -> list[list[list[Tensor | None]]]:
             layers = [nn.ParameterList([torch.zeros(shape) for shape in layer]) for layer in SHAPES]
@@ -117,7 +120,7 @@ def sum_steps(
             )  # fmt: skip
             if number == 0:
                 sizes.append(sync.sizes)
-                told.set()
+                ended.set()
             out = []
             try:
                 for step, all_given in enumerate(given):
@@ -134,36 +137,36 @@ def sum_steps(
             return out
 
         def help_to_sum(number: int) -> list[bool]:
-            assert told.wait(20.0)
+            assert ended.wait(20.0)
             sync = SumOrder(
                 f"powersgd:{rank}", chunk_bytes, (group(number),), uncompressed_steps=uncompressed
             )
             helper = SumHelper(sync, sizes[0], ends[number])
-            found = [helper.sum_gradients(step) for step in range(len(given))]
+            endings = [helper.sum_gradients(step) for step in range(len(given))]
             helper.close()
-            return found
+            return endings
 
-        found = together(count, lambda number: help_to_sum(number) if number == helps else hold(number))
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return found
+        outcomes = together(count, lambda number: help_to_sum(number) if number == helps else hold(number))
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes
 
 
-def check_same(found: Sequence[Sequence[Sequence[Sequence[Tensor]]]]) -> None:
+def check_same(rank_sums: Sequence[Sequence[Sequence[Sequence[Tensor]]]]) -> None:
     """All ranks end every step with the same bytes."""
-    for other in found[1:]:
-        for mine, theirs in zip(found[0], other, strict=True):
+    for other in rank_sums[1:]:
+        for mine, theirs in zip(rank_sums[0], other, strict=True):
             for a, b in zip(mine, theirs, strict=True):
                 assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def check_close(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> None:
+def check_close(sums: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> None:
     """Each parameter's sum is what is expected but for rounding, relative to its norm, at least 1.
 
     A number is a sum over a column, a row or the ranks; what a step leaves out comes to the next one's.
     """
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(sums, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             off = (a.double() - b).norm() / max(1.0, b.norm().item())
             assert off < rounding(max(a.shape, default=1)), (tuple(a.shape), off.item())
@@ -180,12 +183,12 @@ def test_sums_are_those_of_one_process(
 ) -> None:
     """Eight steps, the first two whole, on one bucket and on many."""
     given = make_gradients(8, 3)
-    found = sum_steps(routes, given, uncompressed=2, chunk_bytes=chunk_bytes, helps=helps)
+    by_rank = sum_steps(routes, given, uncompressed=2, chunk_bytes=chunk_bytes, helps=helps)
     if helps is not None:
-        assert found.pop(helps) == [False] * 7 + [True]
-    check_same(found)
+        assert by_rank.pop(helps) == [False] * 7 + [True]
+    check_same(by_rank)
     reference = Reference(4, 3)
-    for step, sums in enumerate(found[0]):
+    for step, sums in enumerate(by_rank[0]):
         if step < 2:
             whole = [
                 [
@@ -202,10 +205,10 @@ def test_sums_are_those_of_one_process(
 def test_what_is_left_out_is_sent_later() -> None:
     """The same gradients thirty times: the mean of the sums comes to the gradient, though each has rank 1."""
     given = make_gradients(1, 2)
-    found = sum_steps(star(2), given * 30, rank=1)
+    by_rank = sum_steps(star(2), given * 30, rank=1)
     exact = given[0][0][0][0] + given[0][1][0][0]
     errors = [
-        ((torch.stack([sums[0][0] for sums in found[0][:n]]).mean(0) - exact).norm() / exact.norm()).item()
+        ((torch.stack([sums[0][0] for sums in by_rank[0][:n]]).mean(0) - exact).norm() / exact.norm()).item()
         for n in (1, 10, 30)
     ]
     assert errors[0] > 0.5
@@ -216,9 +219,11 @@ def test_what_is_left_out_is_sent_later() -> None:
 def test_residuals_are_dropped_together() -> None:
     """As where a checkpoint is written: the steps after it are those of a run that begins there."""
     given = make_gradients(5, 2)
-    found = sum_steps(star(2), given, after=lambda step, sync: sync.reset_residuals() if step == 1 else None)
+    by_rank = sum_steps(
+        star(2), given, after=lambda step, sync: sync.reset_residuals() if step == 1 else None
+    )
     fresh = sum_steps(star(2), given[2:])
-    for mine, theirs in zip(found[0][2:], fresh[0], strict=True):
+    for mine, theirs in zip(by_rank[0][2:], fresh[0], strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
@@ -231,13 +236,13 @@ def test_none_zero_and_not_finite() -> None:
     given[2][0][0][0] = None
     given[3][0][0][0] = given[3][1][0][0] = None
     given[4][0][0][0] = given[4][1][0][0] = torch.zeros(40, 30)
-    found = sum_steps(ring(2), given)
-    first = found[0]
+    by_rank = sum_steps(ring(2), given)
+    first = by_rank[0]
     assert bool(first[1][0][0].isnan().all() and first[1][2][0].isnan().all())
-    for one in found:
-        assert one[3][0][0] is None
-        assert all(bool(t.isfinite().all()) for step in (0, 2, 4) for layer in one[step] for t in layer)
-    check_same([[step for n, step in enumerate(one) if n not in (1, 3)] for one in found])
+    for rank_sums in by_rank:
+        assert rank_sums[3][0][0] is None
+        assert all(bool(t.isfinite().all()) for step in (0, 2, 4) for layer in rank_sums[step] for t in layer)
+    check_same([[step for n, step in enumerate(rank_sums) if n not in (1, 3)] for rank_sums in by_rank])
     reference = Reference(4, 2)
     given[2][0][0][0] = torch.zeros(40, 30)
     check_close([first[2][0][:1]], [reference.step(given[2])[0][:1]])
@@ -249,9 +254,9 @@ def test_zeros_do_not_end_what_follows() -> None:
     given: list[Any] = make_gradients(3, 2)
     for rank in range(2):
         given[0][rank][0][0].zero_()
-    found = sum_steps(star(2), given)
-    assert float(found[0][0][0][0].norm()) == 0.0
-    assert float(found[0][1][0][0].norm()) > 1.0
+    by_rank = sum_steps(star(2), given)
+    assert float(by_rank[0][0][0][0].norm()) == 0.0
+    assert float(by_rank[0][1][0][0].norm()) > 1.0
 
 
 def test_the_same_bits_whatever_the_threads() -> None:
@@ -287,10 +292,10 @@ def test_ranks_train_alike_and_resume_to_the_last_bit(
     spec, shares = workload(batch_size=8), [1, 3, 2]
     sync = {"format": "powersgd:1", "uncompressed_steps": 1}
     whole = pool.run(driver.side_by_side(spec, LAYERS, shares, star(3), 8))
-    made = driver.side_by_side(
+    orders = driver.side_by_side(
         spec, LAYERS, shares, star(3), 8, sync=sync, checkpoint=keeping(tmp_path), weights=True
     )
-    done = pool.run(made)
+    done = pool.run(orders)
     assert not done.errors, done.errors
     assert done.losses[:2] == whole.losses[:2]
     assert done.losses != whole.losses

@@ -40,15 +40,15 @@ def optimizer() -> torch.optim.Optimizer:
 
 def groups_by_step(make: Callable[[torch.optim.Optimizer], Any], first: int) -> list[list[Any]]:
     """(rate, momentum) of each group, by step from ``first`` on."""
-    made = optimizer()
-    scheduler = LearningRateScheduler(made, Recipe(), first, make)
+    own_optimizer = optimizer()
+    scheduler = LearningRateScheduler(own_optimizer, Recipe(), first, make)
     assert "lr" in scheduler.options
-    found = []
+    groups = []
     for _ in range(first, STEPS):
-        found.append([(group["lr"], group["momentum"]) for group in made.param_groups])
-        made.step()
+        groups.append([(group["lr"], group["momentum"]) for group in own_optimizer.param_groups])
+        own_optimizer.step()
         scheduler.advance()
-    return found
+    return groups
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -61,31 +61,34 @@ def test_a_resumed_run_has_the_rates_of_one_that_goes_through(name: str) -> None
 
 def test_options_that_a_scheduler_moves_are_not_restored() -> None:
     for first in (0, 3):
-        made = LearningRateScheduler(optimizer(), Recipe(), first, SCHEDULERS["one cycle"])
-        assert {"lr", "momentum"} <= made.options
-        assert not made.options & {"weight_decay", "params"}
+        scheduler = LearningRateScheduler(optimizer(), Recipe(), first, SCHEDULERS["one cycle"])
+        assert {"lr", "momentum"} <= scheduler.options
+        assert not scheduler.options & {"weight_decay", "params"}
     assert LearningRateScheduler(optimizer(), Recipe()).options == frozenset()
     assert LearningRateScheduler(None, Recipe(), 3, pytest.fail).learning_rate is None
 
 
 def test_a_scheduler_that_ends_before_the_run_is_said() -> None:
-    made = optimizer()
-    scheduler = LearningRateScheduler(made, Recipe(), 0, SCHEDULERS["one cycle"])
+    own_optimizer = optimizer()
+    scheduler = LearningRateScheduler(own_optimizer, Recipe(), 0, SCHEDULERS["one cycle"])
     for _ in range(STEPS):
-        made.step()
+        own_optimizer.step()
         scheduler.advance()
     with pytest.raises(
         WorkloadError, match=r"the OneCycleLR of lr_scheduler\(\) gives .* for step 14"
-    ) as told:
+    ) as caught:
         scheduler.advance()
-    assert "lr_scheduler(optimizer, steps)" in str(told.value.hint)
+    assert "lr_scheduler(optimizer, steps)" in str(caught.value.hint)
 
 
 def test_a_rate_that_is_no_number_is_said() -> None:
-    made = optimizer()
+    own_optimizer = optimizer()
     scheduler = LearningRateScheduler(
-        made, Recipe(), 0, lambda o: torch_schedulers.LambdaLR(o, lambda step: float("nan") if step else 1.0)
+        own_optimizer,
+        Recipe(),
+        0,
+        lambda o: torch_schedulers.LambdaLR(o, lambda step: float("nan") if step else 1.0),
     )
-    made.step()
+    own_optimizer.step()
     with pytest.raises(WorkloadError, match=r"the learning rates of step 2 are \[nan, nan\]"):
         scheduler.advance()

@@ -14,7 +14,7 @@ import torch
 from tests.worker import round_reference
 from tests.worker.sums import ring
 from tests.worker.test_local_rounds import AFFORDS, EXAMPLE, MICROBATCHES, OWN_DATA, affords, owners_orders
-from tests.worker.test_owner_pipelines import CUT, STEPS, of_owners, told
+from tests.worker.test_owner_pipelines import CUT, STEPS, of_owners, rank_orders
 from tests.worker.test_resume import BATCH_NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, edit_workload
 from torch import nn
@@ -40,13 +40,18 @@ def outer(lr: float, momentum: float) -> Callable[[list[nn.Parameter]], torch.op
 
 
 def sharing(
-    driver: ModuleType, spec: Any, shares: Sequence[int], steps: Sequence[int], told: Any, **options: Any
+    driver: ModuleType,
+    spec: Any,
+    shares: Sequence[int],
+    steps: Sequence[int],
+    round_options: Any,
+    **options: Any,
 ) -> list[RankOrder]:
     """Ranks that share batches."""
-    made = driver.side_by_side(spec, LAYERS, shares, ring(len(shares)), ROUNDS, **options)
+    orders = driver.side_by_side(spec, LAYERS, shares, ring(len(shares)), ROUNDS, **options)
     return [
-        replace(order, rounds=RoundOptions(asked, **told), weights=True)
-        for order, asked in zip(made, steps, strict=True)
+        replace(order, rounds=RoundOptions(asked, **round_options), weights=True)
+        for order, asked in zip(orders, steps, strict=True)
     ]
 
 
@@ -64,8 +69,8 @@ def weights_of(done: Any, rank: int = 0) -> dict[str, torch.Tensor]:
     return safetensors.load(Path(done.results[rank]["weights"]))
 
 
-def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+def are_equal(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return set(weights) == set(other) and all(torch.equal(weights[name], other[name]) for name in weights)
 
 
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.5, 0.0), (1.0, 0.5)])
@@ -111,10 +116,10 @@ def test_owners_of_whom_some_take_part(
         clients=more.get("clients"), drop=more.get("drop_stragglers", False), affords=affords,
         outer=outer(0.7, 0.9),
     )  # fmt: skip
-    done = pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, told=DILOCO | more))
+    done = pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, round_options=DILOCO | more))
     is_as(done, expected)
     if more.get("drop_stragglers"):
-        assert expected.made[3:] == [[5, 0, 0], [0, 0, 0], [0, 0, 0]], "momentum, then nobody's samples"
+        assert expected.steps_made[3:] == [[5, 0, 0], [0, 0, 0], [0, 0, 0]], "momentum, then nobody's samples"
 
 
 def test_an_owner_is_a_pipeline(workload: Workloads, pool: Any) -> None:
@@ -125,8 +130,8 @@ def test_an_owner_is_a_pipeline(workload: Workloads, pool: Any) -> None:
         outer=outer(0.7, 0.9),
     )  # fmt: skip
     recipe = Recipe(clip_norm=0.5, total_steps=5).to_dict()
-    made = told(CUT, STEPS, spec, 5, DILOCO | {"clients_per_round": 2}, recipe=recipe)
-    done = of_owners(pool.run([replace(order, weights=True) for order in made]), [0, 1, 3])
+    orders = rank_orders(CUT, STEPS, spec, 5, DILOCO | {"clients_per_round": 2}, recipe=recipe)
+    done = of_owners(pool.run([replace(order, weights=True) for order in orders]), [0, 1, 3])
     is_as(done, expected)
     parts = weights_of(done, 2) | weights_of(done, 3)
     assert are_equal(weights_of(done), parts)
@@ -167,10 +172,10 @@ def test_a_checkpoint_without_momentum_begins_with_none(
     spec = edit_workload(workload("sgd", batch_size=8), NO_MOMENTUM)
 
     def run(name: str, asked: Any, **more: Any) -> Any:
-        made = sharing(
+        orders = sharing(
             driver, spec, [2, 1], [3, 3], asked, **{"checkpoint": keeping(tmp_path / name), **more}
         )
-        done = pool.run(made)
+        done = pool.run(orders)
         assert not done.errors, done.errors
         return done
 
@@ -209,25 +214,25 @@ def test_a_step_is_nesterovs_of_the_masters(low: bool) -> None:
         layer._parameters["weight"] = to_low_precision(layer.weight, values, torch.bfloat16)
     master = master_of(layer.weight)
     master.data = torch.ones(2, 3)
-    made = OuterOptimizer([layer, frozen], 0.5, 0.5)
+    outer = OuterOptimizer([layer, frozen], 0.5, 0.5)
     weight, momentum = 1.0, 0.0
     for average in (0.5, 2.0):
-        made.start.take()
+        outer.start.take()
         master.data = torch.full((2, 3), average)
-        made.step()
+        outer.step()
         gradient = weight - average
         momentum = gradient if not momentum else 0.5 * momentum + gradient
         weight -= 0.5 * (gradient + 0.5 * momentum)
-        for found in (master, layer.weight):
-            assert torch.equal(found.detach().float(), torch.full((2, 3), weight))
-        kept = made.momentum_of(layer.weight)
+        for tensor in (master, layer.weight):
+            assert torch.equal(tensor.detach().float(), torch.full((2, 3), weight))
+        kept = outer.momentum_of(layer.weight)
         assert kept is not None
         assert torch.equal(kept, torch.full((2, 3), momentum))
-    assert made.momentum_of(frozen.weight) is None
+    assert outer.momentum_of(frozen.weight) is None
     with pytest.raises(RecordError, match=r"an outer momentum of shape \[3\] for a weight that is \[2, 3\]"):
-        made.restore_momentum(layer.weight, torch.ones(3))
+        outer.restore_momentum(layer.weight, torch.ones(3))
     with pytest.raises(RecordError, match="for a weight that is not trained"):
-        made.restore_momentum(frozen.weight, torch.ones(2, 2))
+        outer.restore_momentum(frozen.weight, torch.ones(2, 2))
     nothing = OuterOptimizer([frozen], 0.5, 0.5)
     nothing.step()
     assert nothing.momentum_of(frozen.weight) is None

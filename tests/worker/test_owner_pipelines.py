@@ -33,7 +33,7 @@ BOTH_CUT: dict[str, Stages] = {"a+b": [(A, 0, 5), (B, 5, 7)], "c+d": [(C, 0, 3),
 STEPS = [5, 2, 3]
 
 
-def told(
+def rank_orders(
     owners: dict[str, Stages],
     steps: Sequence[int],
     spec: Any,
@@ -46,18 +46,18 @@ def told(
     layer = base["problem"]["layers"][0]
     base["problem"]["layers"] = [{**layer, "name": f"l{i}"} for i in range(7)]
     base["problem"]["microbatches"] = MICROBATCHES
-    made = hybrid_plan(
+    document = hybrid_plan(
         base, [(stages, MICROBATCHES) for stages in owners.values()], star=options.pop("star", False)
     )
     named = [owner.split("+") for owner in owners]
-    made["problem"] |= {"version": 11, "rhythm": {"local_steps": list(steps), **rhythm}, "owners": named}
-    made["problem"]["ties"] = [{"layers": layers, "bytes": 4.0} for layers in options.pop("ties", ())]
-    made["sync"]["of"] = "weights"
+    document["problem"] |= {"version": 11, "rhythm": {"local_steps": list(steps), **rhythm}, "owners": named}
+    document["problem"]["ties"] = [{"layers": layers, "bytes": 4.0} for layers in options.pop("ties", ())]
+    document["sync"]["of"] = "weights"
     if len(owners) == 1:
-        made["sync"] = None
-    for pipeline, count in zip(made["pipelines"], steps, strict=True):
+        document["sync"] = None
+    for pipeline, count in zip(document["pipelines"], steps, strict=True):
         pipeline["local_steps"] = count
-    plan = Plan.model_validate(made)
+    plan = Plan.model_validate(document)
     check_plan_fits(plan, CLUSTER)
     recipe = Recipe.from_dict({"total_steps": rounds, **options.pop("recipe", {})})
     checkpoint = options.pop("checkpoint", None)
@@ -66,10 +66,10 @@ def told(
         workload=dict.fromkeys(NAMES, WorkloadSpec.from_dict(spec)),
         addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, weights=options.pop("weights", False),
     )  # fmt: skip
-    found = [with_fields(order, **options) for order in sent_orders(ranks)]
+    orders = [with_fields(order, **options) for order in sent_orders(ranks)]
     if checkpoint is None:
-        return found
-    return [with_fields(one, checkpoint={**checkpoint, "writes": one.pipeline == 0}) for one in found]
+        return orders
+    return [with_fields(order, checkpoint={**checkpoint, "writes": order.pipeline == 0}) for order in orders]
 
 
 def of_owners(done: Any, last_ranks: Sequence[int]) -> Any:
@@ -87,7 +87,7 @@ def test_a_pipeline_is_an_owner(workload: Workloads, pool: Any, rhythm: dict[str
         clients=rhythm.get("clients_per_round"), affords=affords, clip_norm=0.5,
     )  # fmt: skip
     recipe = Recipe(clip_norm=0.5, total_steps=5).to_dict()
-    done = pool.run(told(CUT, STEPS, spec, 5, rhythm, star=star, weights=True, recipe=recipe))
+    done = pool.run(rank_orders(CUT, STEPS, spec, 5, rhythm, star=star, weights=True, recipe=recipe))
     assert not done.errors, done.errors
     is_as(of_owners(done, [0, 1, 3]), expected)
 
@@ -99,13 +99,13 @@ def test_another_plan_of_the_same_owners_goes_on_from_any_round(
     spec = edit_workload(workload("adamw", batch_size=6), *OWN_DATA, text=EXAMPLE + AFFORDS)
     rhythm = {"clients_per_round": 2}
     keeps = {"folder": str(tmp_path / "r"), "every": 2, "keep": 9, "at_end": True, "attempt": 1}
-    whole = pool.run(told(CUT, STEPS, spec, 6, rhythm, checkpoint=keeps, weights=True))
+    whole = pool.run(rank_orders(CUT, STEPS, spec, 6, rhythm, checkpoint=keeps, weights=True))
     assert not whole.errors, whole.errors
     expected = of_owners(whole, [0, 1, 3]).losses
     for owners, last in ((WHOLE, [0, 1, 2]), (CUT, [0, 1, 3])):
         for step in (2, 4):
             resume = {"step": step, "folder": str(tmp_path / "r")}
-            rest = pool.run(told(owners, STEPS, spec, 6, rhythm, resume=resume, weights=True))
+            rest = pool.run(rank_orders(owners, STEPS, spec, 6, rhythm, resume=resume, weights=True))
             assert not rest.errors, rest.errors
             assert of_owners(rest, last).losses == pytest.approx(expected[step:], rel=1e-5)
     state = safetensors.load(next((tmp_path / "r").rglob("layer-*.safetensors")))
@@ -129,8 +129,8 @@ def test_all_end_with_the_same_round(
             asked.append(rank)
             pool.processes[0].send({"op": "stop"})
 
-    made = told(owners, steps, spec, 100_000, {"clients_per_round": 1}, checkpoint=keeps)
-    outcome = pool.run(made, stop)
+    orders = rank_orders(owners, steps, spec, 100_000, {"clients_per_round": 1}, checkpoint=keeps)
+    outcome = pool.run(orders, stop)
     assert not outcome.errors, outcome.errors
     (ended,) = {result["steps"] for result in outcome.results.values()}
     assert {event["step"] for events in outcome.checkpoints.values() for event in events} == {ended}
@@ -153,7 +153,7 @@ def test_all_end_where_no_work_counts(workload: Workloads, pool: Any, owners: di
             pool.processes[0].send({"op": "stop"})
 
     rhythm = {"round_deadline_s": 1e-6, "drop_stragglers": True}
-    outcome = pool.run(told(owners, [9] * len(owners), spec, 3000, rhythm), stop)
+    outcome = pool.run(rank_orders(owners, [9] * len(owners), spec, 3000, rhythm), stop)
     assert not outcome.errors, outcome.errors
     (ended,) = {result["steps"] for result in outcome.results.values()}
     assert ended < 3000
@@ -168,14 +168,14 @@ def test_machines_of_one_owner_that_afford_different_numbers_are_named(
     other = tmp_path / "other" / "train.py"
     other.parent.mkdir()
     other.write_text(Path(spec["path"]).read_text().replace("else 3", "else 1"))
-    orders = told(CUT, STEPS, spec, 5, {})
+    orders = rank_orders(CUT, STEPS, spec, 5, {})
     orders[3] = replace(orders[3], workload=replace(orders[3].workload, path=str(other)))
     done = pool.run(orders)
     assert set(done.errors) == {0, 1, 2, 3}, done.errors
-    said = done.errors[3]
-    assert said["type"] == "WorkloadError", said
-    assert "owner c+d affords different numbers of local steps in round 2" in said["message"]
-    assert "local_steps() comes to 1 here, and to 3 on its first machine" in said["message"]
+    error = done.errors[3]
+    assert error["type"] == "WorkloadError", error
+    assert "owner c+d affords different numbers of local steps in round 2" in error["message"]
+    assert "local_steps() comes to 1 here, and to 3 on its first machine" in error["message"]
     assert {done.errors[rank]["type"] for rank in range(3)} == {"PeerLostError"}
     assert [event["local_steps"] for event in done.steps[3]] == [3, 3]
 
@@ -186,12 +186,14 @@ def test_an_owner_stops_at_its_deadline_and_its_work_counts(
 ) -> None:
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
     rhythm = {"round_deadline_s": 1e-6}
-    done = of_owners(pool.run(told(owners, [9, 9, 9], spec, 3, rhythm, weights=True)), last)
+    done = of_owners(pool.run(rank_orders(owners, [9, 9, 9], spec, 3, rhythm, weights=True)), last)
     expected = round_reference.train(
         spec, MICROBATCHES, [9, 9, 9], 3, owners=list(owners), affords=lambda _owner, _round: 1
     )
     is_as(done, expected)
-    dropped = pool.run(told(owners, [9, 9, 9], spec, 3, {**rhythm, "drop_stragglers": True}, weights=True))
+    dropped = pool.run(
+        rank_orders(owners, [9, 9, 9], spec, 3, {**rhythm, "drop_stragglers": True}, weights=True)
+    )
     assert not dropped.errors, dropped.errors
     assert [event["samples"] for event in dropped.steps[0]] == [0, 0, 0]
     first = [event["own_loss"] for event in dropped.steps[0]]
@@ -200,19 +202,19 @@ def test_an_owner_stops_at_its_deadline_and_its_work_counts(
     assert first[1:] != undisturbed[1:], "nothing was averaged: each round begins where the first one did"
 
 
-@pytest.mark.parametrize(("limits_s", "made"), [((1e-6, 1e6), 1), ((1e6, 1e-6), 9)])
+@pytest.mark.parametrize(("limits_s", "steps_made"), [((1e-6, 1e6), 1), ((1e6, 1e-6), 9)])
 def test_the_first_stage_of_an_owner_says_when_its_time_is_over(
-    workload: Workloads, pool: Any, limits_s: tuple[float, float], made: int
+    workload: Workloads, pool: Any, limits_s: tuple[float, float], steps_made: int
 ) -> None:
     """Stages that each went by their own clock would wait for each other's steps."""
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
-    orders = told(CUT, [2, 2, 9], spec, 2, {"round_deadline_s": 1e6})
+    orders = rank_orders(CUT, [2, 2, 9], spec, 2, {"round_deadline_s": 1e6})
     for rank, limit_s in enumerate(limits_s, 2):
         orders[rank] = replace(orders[rank], rounds=replace(orders[rank].rounds, deadline_s=limit_s))
     done = pool.run(orders)
     assert not done.errors, done.errors
     counted = [[event["local_steps"] for event in done.steps[rank]] for rank in range(4)]
-    assert counted == [[2, 2], [2, 2], [made, made], [made, made]]
+    assert counted == [[2, 2], [2, 2], [steps_made, steps_made], [steps_made, steps_made]]
 
 
 def test_one_owner_alone_with_tied_layers_in_two_stages(workload: Workloads, pool: Any) -> None:
@@ -220,6 +222,6 @@ def test_one_owner_alone_with_tied_layers_in_two_stages(workload: Workloads, poo
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, *TIES, text=EXAMPLE)
     alone: dict[str, Stages] = {"c+d": [(C, 0, 3), (D, 3, 7)]}
     expected = round_reference.train(spec, MICROBATCHES, [3], 3, owners=["c+d"], mu=0.2)
-    done = pool.run(told(alone, [3], spec, 3, {"prox_mu": 0.2}, weights=True, ties=[[0, 4, 6]]))
+    done = pool.run(rank_orders(alone, [3], spec, 3, {"prox_mu": 0.2}, weights=True, ties=[[0, 4, 6]]))
     assert not done.errors, done.errors
     assert of_owners(done, [1]).losses == pytest.approx(expected.losses, rel=1e-5)

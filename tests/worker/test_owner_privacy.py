@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worker.test_owner_pipelines import CUT, told
+from tests.worker.test_owner_pipelines import CUT, rank_orders
 
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -77,10 +77,10 @@ def holds(pid: int, prefix: bytes) -> bool:
         for start, stop in ((int(a, 16), int(b, 16)) for a, b in ranges):
             for at in range(start, stop, 16 << 20):
                 try:
-                    found = os.pread(memory.fileno(), min(16 << 20, stop - at) + len(prefix), at)
+                    region = os.pread(memory.fileno(), min(16 << 20, stop - at) + len(prefix), at)
                 except OSError:  # a region that can't be read, or is gone
                     continue
-                if prefix in found:
+                if prefix in region:
                     return True
     return False
 
@@ -123,8 +123,10 @@ def test_no_byte_of_an_owners_data_is_with_others(pool: Any, tmp_path: Path) -> 
             )
 
     recipe = {"validate_every": 1, "validate_batches": 2}
-    made = told(CUT, [3, 3, 2], spec, 4, {"prox_mu": 0.1}, checkpoint=keeps, weights=True, recipe=recipe)
-    done = pool.run(made, look)
+    orders = rank_orders(
+        CUT, [3, 3, 2], spec, 4, {"prox_mu": 0.1}, checkpoint=keeps, weights=True, recipe=recipe
+    )
+    done = pool.run(orders, look)
     assert not done.errors, done.errors
     assert {owner for number, owner in seen if whose[number] == owner} == set(CUT), "what is there is found"
     assert [(number, owner) for number, owner in seen if whose[number] != owner] == []

@@ -33,8 +33,8 @@ def test_weights_are_predicted_where_an_optimizer_has_momentum(name: str) -> Non
     torch.manual_seed(0)
     layers = [nn.Linear(5, 3), nn.Linear(3, 2).requires_grad_(False), nn.Linear(4, 2)]
     for parameter_name, parameter in list(layers[2].named_parameters()):
-        made = to_low_precision(parameter, parameter.detach().clone(), torch.bfloat16)
-        layers[2]._parameters[parameter_name] = made
+        lowered = to_low_precision(parameter, parameter.detach().clone(), torch.bfloat16)
+        layers[2]._parameters[parameter_name] = lowered
     trained = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     masters = [master_of(p) for p in trained]
     optimizer = OPTIMIZERS[name](masters)
@@ -47,8 +47,8 @@ def test_weights_are_predicted_where_an_optimizer_has_momentum(name: str) -> Non
         if seen and name not in PLAIN:
             expected = [2 * w - v for w, v in zip(now, seen[-1], strict=True)]
             assert not any(torch.equal(w, e) for w, e in zip(now, expected, strict=True))
-        for parameter, master, one in zip(trained, masters, expected, strict=True):
-            torch.testing.assert_close(master.detach(), one)
+        for parameter, master, value in zip(trained, masters, expected, strict=True):
+            torch.testing.assert_close(master.detach(), value)
             if master is not parameter:
                 assert torch.equal(parameter.detach(), master.detach().to(parameter.dtype))
         predicted.leave()

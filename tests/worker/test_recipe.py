@@ -180,7 +180,7 @@ def test_metrics_are_the_means_over_held_out_samples(
     """Of microbatches of 2, 2, 2 and 1 samples."""
     spec = edit_workload(workload("sgd"), DROPOUT, text=VALIDATION + METRICS) | {"dtype": dtype}
     recipe = Recipe(validate_every=3, validate_batches=2, total_steps=3)
-    found = []
+    accuracies = []
     for plan in PLANS:
         outcome = run(pool, driver, spec, plan, recipe)
         (event,) = [event for _, event in outcome.order if event["event"] == "validation"]
@@ -188,8 +188,8 @@ def test_metrics_are_the_means_over_held_out_samples(
         assert event["metrics"]["accuracy"] * 14 == pytest.approx(round(event["metrics"]["accuracy"] * 14))
         assert event["metrics"]["odd"] is None
         assert event["metrics"]["samples"] == pytest.approx((6 * 2 + 1) / 7)
-        found.append(event["metrics"]["accuracy"])
-    assert len(set(found)) == 1
+        accuracies.append(event["metrics"]["accuracy"])
+    assert len(set(accuracies)) == 1
 
 
 def test_wrong_metrics_end_the_run_with_their_line(
@@ -223,14 +223,14 @@ def test_all_together_in_bfloat16_equals_one_process_to_the_last_bit(
 
 def test_bfloat16_learns_as_float32_does(pool: Any, driver: ModuleType) -> None:
     source = "gpt:layers=2,hidden=32,heads=2,context=16"
-    found = {}
+    losses = {}
     for dtype in ("float32", "bfloat16"):
         spec = WorkloadSpec(source=source, batch_size=8, seed=1, dtype=dtype, learning_rate=0.01)
         layers = load_workload(spec).layers
         recipe = Recipe(clip_norm=1.0, total_steps=30)
-        found[dtype] = run(pool, driver, spec.to_dict(), ([0, 3, layers], "1f1b"), recipe).losses
-    assert found["float32"][-1] < found["float32"][0] - 1.5
+        losses[dtype] = run(pool, driver, spec.to_dict(), ([0, 3, layers], "1f1b"), recipe).losses
+    assert losses["float32"][-1] < losses["float32"][0] - 1.5
     for part in (slice(10), slice(10, 20), slice(20, 30)):  # a step's own is its batch's chance
-        means = {dtype: fmean(losses[part]) for dtype, losses in found.items()}
+        means = {dtype: fmean(own[part]) for dtype, own in losses.items()}
         assert means["bfloat16"] == pytest.approx(means["float32"], rel=rounding(1, torch.bfloat16))
-    assert not math.isclose(found["bfloat16"][-1], found["float32"][-1], rel_tol=1e-6)
+    assert not math.isclose(losses["bfloat16"][-1], losses["float32"][-1], rel_tol=1e-6)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.attack.rank_forms import orders
 from tests.helpers.orders import rank_order
-from tests.worker.test_hybrids import HYBRIDS, told
+from tests.worker.test_hybrids import HYBRIDS, rank_orders
 
 import skyctl
 from skyctl.errors import RunError
@@ -76,7 +76,7 @@ def test_replicas_of_a_whole_model_sum_what_the_loss_gives_them(
 def test_each_stage_of_a_hybrid_has_a_group_of_its_own(workload: Workloads, pool: Any) -> None:
     """Of two stages each, so every other rank is a replica."""
     spec = asking(workload, "list(range(dist.get_rank() % 2, 4, 2))")
-    done = pool.run(told(HYBRIDS["the same cuts"], spec, STEPS))
+    done = pool.run(rank_orders(HYBRIDS["the same cuts"], spec, STEPS))
     assert not done.errors, done.errors
 
 
@@ -86,7 +86,7 @@ def test_one_pipeline_has_no_replicas(workload: Workloads, pool: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("crossed", "its pipelines are cut at different layers (0–3+3–7 and 0–5+5–7)"),
         ("unequal", "its replicas make unequal numbers of microbatches a step (4 and 2)"),
@@ -95,19 +95,19 @@ def test_one_pipeline_has_no_replicas(workload: Workloads, pool: Any) -> None:
     ],
 )
 def test_those_that_would_never_meet_are_refused(
-    name: str, said: str, workload: Workloads, pool: Any
+    name: str, message: str, workload: Workloads, pool: Any
 ) -> None:
     spec = asking(workload, "[]")
     if name == "rounds":
-        made = orders(name, spec, STEPS, encrypt=False)
+        started = orders(name, spec, STEPS, encrypt=False)
     elif name == "validates":
-        made = told(HYBRIDS["the same cuts"], spec, STEPS, recipe={"validate_every": 2})
+        started = rank_orders(HYBRIDS["the same cuts"], spec, STEPS, recipe={"validate_every": 2})
     else:
         unequal = [([("a/cpu:0", 0, 7)], 4), ([("b/cpu:0", 0, 7)], 2)]
-        made = told(unequal if name == "unequal" else HYBRIDS[name], spec, STEPS)
-    done = pool.run(made)
-    assert len(done.errors) == len(made)
-    assert said in done.errors[0]["message"], done.errors[0]
+        started = rank_orders(unequal if name == "unequal" else HYBRIDS[name], spec, STEPS)
+    done = pool.run(started)
+    assert len(done.errors) == len(started)
+    assert message in done.errors[0]["message"], done.errors[0]
 
 
 def test_a_rank_that_dies_ends_the_others_collectives(

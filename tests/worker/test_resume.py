@@ -70,11 +70,11 @@ def keeping(folder: Path, **options: Any) -> dict[str, Any]:
 
 def resuming(outcome: Any, folder: Path, step: int = AT) -> dict[str, Any]:
     layers = {
-        layer: told["sha256"]
+        layer: entry["sha256"]
         for events in outcome.checkpoints.values()
         for event in events
         if event["step"] == step
-        for layer, told in event["layers"].items()
+        for layer, entry in event["layers"].items()
     }
     assert sorted(map(int, layers)) == list(range(7))
     return {"step": step, "folder": str(folder), "layers": layers}
@@ -140,9 +140,9 @@ def test_all_that_a_recipe_can_ask_for(
         expected = whole.losses[AT:]
         assert rest.losses == pytest.approx(expected, rel=1e-5 if dtype == "float32" else 1e-3), number
         assert rest.validation == pytest.approx({7: whole.validation[7]}, rel=1e-3), number
-        rates = [[event["learning_rate"] for event in found.steps[0]] for found in (rest, whole)]
+        rates = [[event["learning_rate"] for event in outcome.steps[0]] for outcome in (rest, whole)]
         assert rates[0] == rates[1][AT:]
-        norms = [[event["grad_norm"] for event in found.steps[0]] for found in (rest, whole)]
+        norms = [[event["grad_norm"] for event in outcome.steps[0]] for outcome in (rest, whole)]
         assert norms[0] == pytest.approx(norms[1][AT:], rel=1e-5 if dtype == "float32" else 1e-2)
 
 
@@ -164,8 +164,8 @@ def test_checkpoints_at_the_end_and_where_a_run_is_told_to_stop(
     workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
 ) -> None:
     spec = workload()
-    told = keeping(tmp_path / "end", every=0, at_end=True)
-    whole = run(six, driver, spec, CUTS[2], steps=5, checkpoint=told)
+    checkpoint = keeping(tmp_path / "end", every=0, at_end=True)
+    whole = run(six, driver, spec, CUTS[2], steps=5, checkpoint=checkpoint)
     assert [[event["step"] for event in events] for events in whole.checkpoints.values()] == [[5], [5]]
     done = run(six, driver, spec, CUTS[3], steps=5, resume={"step": 5, "folder": str(tmp_path / "end")})
     assert not done.steps, "nothing is left to do"
@@ -263,8 +263,8 @@ def test_a_shard_of_another_run_is_refused(
     resume = {"step": AT, "folder": str(tmp_path / "r")}
 
     def error(spec: dict[str, Any], **options: Any) -> str:
-        told = {"resume": resume, **options}
-        order = driver.orders(spec, [0, 7], MICROBATCHES, "1f1b", STEPS, **told)
+        changed = {"resume": resume, **options}
+        order = driver.orders(spec, [0, 7], MICROBATCHES, "1f1b", STEPS, **changed)
         return str(six.run(order).errors[0]["message"])
 
     assert "is of seed '3', needed is '4'" in error(spec | {"seed": 4})
@@ -339,8 +339,8 @@ def test_the_manifest_says_what_was_written(
     event = outcome.checkpoints[1][-1]
     assert raw["range"] == [3, 7]
     assert raw["layers"] == {
-        layer: {"file": f"layer-{int(layer):05d}.safetensors", **told}
-        for layer, told in event["layers"].items()
+        layer: {"file": f"layer-{int(layer):05d}.safetensors", **entry}
+        for layer, entry in event["layers"].items()
     }
     assert (raw["run_id"], raw["rank"], raw["step"], raw["attempt"]) == ("test", 1, 6, 0)
 
@@ -388,7 +388,7 @@ def test_groups_by_name_and_the_users_own_rates(
         expected = pytest.approx(whole.losses[AT:], rel=1e-5 if dtype == "float32" else 1e-3)
         assert rest.losses == expected, number
         for rank, events in rest.steps.items():
-            told = [event["learning_rate"] for event in events]
-            assert told in (rates[AT:], [None] * (STEPS - AT)), (number, rank)
+            rates_seen = [event["learning_rate"] for event in events]
+            assert rates_seen in (rates[AT:], [None] * (STEPS - AT)), (number, rank)
     again = run(six, driver, spec, FOUR, resume=resume)
     assert again.losses == whole.losses[AT:]

@@ -37,13 +37,13 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
         [[torch.randn(n, generator=generator) for n in layer] for layer in LAYERS] for _ in range(holders)
     ]
     if name == "fixed32":
-        given = [[[(t * 1e6).int() for t in layer] for layer in one] for one in given]
+        given = [[[(t * 1e6).int() for t in layer] for layer in rank_layers] for rank_layers in given]
     with connected(routes, count) as ends:
 
         def act(rank: int) -> Any:
             peers = ends[rank]
             part = RouteSum(0, places(routes, rank), peers)
-            found = []
+            summed = []
             for step in range(steps):
                 helps = rank >= holders
                 sum_work = SumWork(layout, step, kind=GRADIENTS, format=name, helps=helps)
@@ -56,9 +56,9 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
                 agreed = part.agree(bytes([0, rank == 1, 0]))
                 sum_work.wait()
                 assert sum_work.ready_buckets == 0, "it holds the gradients no longer"
-                found.append(([t for layer in mine for t in layer], agreed))
+                summed.append(([t for layer in mine for t in layer], agreed))
             part.close()
-            return found
+            return summed
 
         return given, together(count, act)
 
@@ -81,13 +81,16 @@ def test_every_holder_ends_with_the_same_sum(
 ) -> None:
     if chunk == 1 and count > 2:
         chunk = 13  # hundreds of messages are enough
-    given, found = sums(routes, holders, count, chunk, name)
-    expected = [sum(t) for t in zip(*([x for layer in one for x in layer] for one in given), strict=True)]
-    for said in found:
-        assert not isinstance(said, Exception), said
-        for tensors, agreed in said:
+    given, by_rank = sums(routes, holders, count, chunk, name)
+    expected = [
+        sum(t)
+        for t in zip(*([x for layer in rank_layers for x in layer] for rank_layers in given), strict=True)
+    ]
+    for rank_sums in by_rank:
+        assert not isinstance(rank_sums, Exception), rank_sums
+        for tensors, agreed in rank_sums:
             assert agreed == bytes([0, holders > 1, 0])
-            for tensor, wanted, first in zip(tensors, expected, found[0][0][0], strict=bool(tensors)):
+            for tensor, wanted, first in zip(tensors, expected, by_rank[0][0][0], strict=bool(tensors)):
                 assert torch.equal(tensor, first), "the same bytes on every holder and in every step"
                 torch.testing.assert_close(tensor, wanted, rtol=CLOSE[name], atol=CLOSE[name])
 
@@ -98,11 +101,14 @@ def test_who_sends_on_what_it_receives_always_has_room_to_receive(
 ) -> None:
     """Also where buckets end with a few numbers: many short messages fit into what is under way."""
     monkeypatch.setattr(sum_messages, "AHEAD_BYTES", 3 * 4 * 20)
-    given, found = sums(routes, holders, count, 20, "float32")
-    expected = [sum(t) for t in zip(*([x for layer in one for x in layer] for one in given), strict=True)]
-    for said in found:
-        assert not isinstance(said, Exception), said
-        for tensors, _ in said:
+    given, by_rank = sums(routes, holders, count, 20, "float32")
+    expected = [
+        sum(t)
+        for t in zip(*([x for layer in rank_layers for x in layer] for rank_layers in given), strict=True)
+    ]
+    for rank_sums in by_rank:
+        assert not isinstance(rank_sums, Exception), rank_sums
+        for tensors, _ in rank_sums:
             for tensor, wanted in zip(tensors, expected, strict=bool(tensors)):
                 torch.testing.assert_close(tensor, wanted, rtol=rounding(4), atol=rounding(4))
 
@@ -120,7 +126,7 @@ def test_the_layout_gives_every_element_to_one_chunk() -> None:
                 for place in ((part.tensor, e) for e in range(part.start, part.stop))
             ]
             assert len(seen) == len(set(seen)) == sum(map(sum, LAYERS))
-            assert all(0 < one.numel <= chunk for route in layout.routes for one in route)
+            assert all(0 < piece.numel <= chunk for route in layout.routes for piece in route)
 
 
 def test_small_layers_share_a_bucket() -> None:
@@ -152,7 +158,7 @@ def lying(message: SumMessage, tag: int = FIRST_SUM_TAG + 2, name: str = "float3
 
 
 @pytest.mark.parametrize(
-    ("stamp", "said"),
+    ("stamp", "message_text"),
     [
         (SumStamp(GRADIENTS, 4, 0, 0, UP, 0, 16), "gradients of step 4, group 0, route 0 up, chunk 0"),
         (SumStamp(GRADIENTS, 5, 1, 0, UP, 0, 16), "gradients of step 5, group 1, route 0 up, chunk 0"),
@@ -161,11 +167,11 @@ def lying(message: SumMessage, tag: int = FIRST_SUM_TAG + 2, name: str = "float3
         (SumStamp(99, 5, 0, 0, -1, 0, 16), r"unknown (99) of step 5, group 0, route 0 unknown (-1), chunk 0"),
     ],
 )
-def test_a_mix_up_names_what_came_and_what_was_expected(stamp: SumStamp, said: str) -> None:
+def test_a_mix_up_names_what_came_and_what_was_expected(stamp: SumStamp, message_text: str) -> None:
     message = SumMessage(16)
     message.stamp(stamp)
     text = lying(message)
-    assert f"rank 1 sent {said} (16 bytes)" in text
+    assert f"rank 1 sent {message_text} (16 bytes)" in text
     assert "expected were gradients of step 5, group 0, route 0 up, chunk 0 (16 bytes)" in text
 
 
@@ -182,8 +188,8 @@ def test_a_scale_that_no_honest_peer_sends_is_refused(scale: float) -> None:
     message = SumMessage(8)
     message.stamp(SumStamp(GRADIENTS, 5, 0, 0, UP, 0, 8))
     message.payload[:4].view(torch.float32).fill_(scale)
-    said = lying(message, name="int8")
-    assert f"route 0 up, chunk 0 (8 bytes) with a scale of {scale:g}" in said
+    error = lying(message, name="int8")
+    assert f"route 0 up, chunk 0 (8 bytes) with a scale of {scale:g}" in error
 
 
 def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
@@ -208,9 +214,9 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
                 part.close()
             return None
 
-        found = together(3, act)
-        assert isinstance(found[0], PeerLostError), found
-        assert isinstance(found[2], PeerLostError), found
+        outcomes = together(3, act)
+        assert isinstance(outcomes[0], PeerLostError), outcomes
+        assert isinstance(outcomes[2], PeerLostError), outcomes
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])

@@ -37,50 +37,52 @@ def test_no_sum_of_integers_overflows_and_none_is_smaller_than_it_must_be(microb
 
 
 def test_they_widen_at_once_and_narrow_after_a_while() -> None:
-    one, small, large = magnitude_code(1.0), magnitude_code(2.0**-5), magnitude_code(2.0**10)
-    found = SharedExponents(1, 16)
-    assert found.overflows([NONE]), "before the first step"
-    found.widen([one])
-    assert found.exponents == [1 + HEADROOM_BITS - found.bits]
-    found.follow([one])
-    assert not found.overflows([one + HEADROOM_BITS])
-    assert found.overflows([one + HEADROOM_BITS + 1])
-    found.widen([large])
-    found.follow([large])
-    assert found.exponents == [11 + HEADROOM_BITS - found.bits]
+    unit, small, large = magnitude_code(1.0), magnitude_code(2.0**-5), magnitude_code(2.0**10)
+    exponents = SharedExponents(1, 16)
+    assert exponents.overflows([NONE]), "before the first step"
+    exponents.widen([unit])
+    assert exponents.exponents == [1 + HEADROOM_BITS - exponents.bits]
+    exponents.follow([unit])
+    assert not exponents.overflows([unit + HEADROOM_BITS])
+    assert exponents.overflows([unit + HEADROOM_BITS + 1])
+    exponents.widen([large])
+    exponents.follow([large])
+    assert exponents.exponents == [11 + HEADROOM_BITS - exponents.bits]
     for _ in range(REMEMBERED - 1):
-        found.follow([small])
-        assert found.exponents == [11 + HEADROOM_BITS - found.bits]
-    found.follow([small])
-    assert found.exponents == [-4 + HEADROOM_BITS - found.bits]
+        exponents.follow([small])
+        assert exponents.exponents == [11 + HEADROOM_BITS - exponents.bits]
+    exponents.follow([small])
+    assert exponents.exponents == [-4 + HEADROOM_BITS - exponents.bits]
     for nothing in (NONE, ZERO, NOT_FINITE):
-        assert not found.overflows([nothing])
+        assert not exponents.overflows([nothing])
         for _ in range(2 * REMEMBERED):
-            found.follow([nothing])
-        assert found.exponents == [-4 + HEADROOM_BITS - found.bits], "steps without a gradient say nothing"
+            exponents.follow([nothing])
+        assert exponents.exponents == [-4 + HEADROOM_BITS - exponents.bits], (
+            "steps without a gradient say nothing"
+        )
 
 
 def test_a_model_of_which_nothing_is_trained_has_exponents_too() -> None:
-    found = SharedExponents(0, 4)
-    assert found.overflows([])
-    found.widen([])
-    assert not found.overflows([])
-    found.follow([])
-    assert found.exponents == []
+    exponents = SharedExponents(0, 4)
+    assert exponents.overflows([])
+    exponents.widen([])
+    assert not exponents.overflows([])
+    exponents.follow([])
+    assert exponents.exponents == []
 
 
 def test_beside_what_is_no_number_everything_fits() -> None:
-    found = SharedExponents(1, 16)
-    found.widen([NOT_FINITE])
-    assert not found.overflows([NOT_FINITE - 1])
+    exponents = SharedExponents(1, 16)
+    exponents.widen([NOT_FINITE])
+    assert not exponents.overflows([NOT_FINITE - 1])
     with pytest.raises(RunError, match="all fit their exponents"):
-        found.widen([NOT_FINITE])
+        exponents.widen([NOT_FINITE])
 
 
 def test_the_smallest_gradients_have_the_least_exponent() -> None:
-    found = SharedExponents(3, 1)
+    exponents = SharedExponents(3, 1)
     codes = [magnitude_code(1e-45), ZERO, NONE]
-    found.widen(codes)
-    assert found.exponents == [LEAST_EXPONENT] * 3
-    assert not found.overflows(codes)
-    assert found.overflows([magnitude_code(1.0), ZERO, NONE])
+    exponents.widen(codes)
+    assert exponents.exponents == [LEAST_EXPONENT] * 3
+    assert not exponents.overflows(codes)
+    assert exponents.overflows([magnitude_code(1.0), ZERO, NONE])

@@ -104,8 +104,8 @@ def test_a_gradient_to_be_sent_is_not_added_to() -> None:
             out: torch.Tensor = self.linear(x.view(-1, 2, 3) + shift)
             return out
 
-    one = TensorSpec((1, 2, 3), "float32", True)  # of one sample, so both have the same gradient
-    stage = _stage([Shift()], (one,), (one,))
+    spec = TensorSpec((1, 2, 3), "float32", True)  # of one sample, so both have the same gradient
+    stage = _stage([Shift()], (spec,), (spec,))
     sent = []
     for microbatch in range(2):
         stage.forward(microbatch, (torch.randn(1, 2, 3),))
@@ -155,10 +155,10 @@ def test_a_reentrant_checkpoint_in_a_layer_gives_the_gradients_of_one_process(
         stage.backward_weights(0)
     else:
         (back,) = stage.backward(0, [gradient])
-    found = [p.grad.clone() for p in stage.parameters if p.grad is not None]
+    gradients = [p.grad.clone() for p in stage.parameters if p.grad is not None]
     for parameter in stage.parameters:
         parameter.grad = None
     leaf = x.clone().requires_grad_()
     nn.Sequential(*layers)(leaf).backward(gradient)
     torch.testing.assert_close(back, leaf.grad)
-    torch.testing.assert_close(found, [p.grad for p in stage.parameters])
+    torch.testing.assert_close(gradients, [p.grad for p in stage.parameters])

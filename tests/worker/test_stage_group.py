@@ -37,13 +37,13 @@ def number(value: float) -> torch.Tensor:
 
 def test_sums_are_added_from_the_last_stage_on_and_known_to_all() -> None:
     def act(rank: int) -> list[float]:
-        found = []
+        totals = []
         for turn in range(5):
             own = number(0.1 * 3**rank + turn)
             stages[rank].all_reduce(own)
-            found.append(own.item())
+            totals.append(own.item())
         stages[rank].drain()
-        return found
+        return totals
 
     with pipeline() as stages:
         done = together(COUNT, act)
@@ -51,7 +51,7 @@ def test_sums_are_added_from_the_last_stage_on_and_known_to_all() -> None:
         total = 0.1 * 27 + turn
         for rank in (2, 1, 0):
             total = (0.1 * 3**rank + turn) + total
-        assert [found[turn] for found in done] == [total] * COUNT
+        assert [totals[turn] for totals in done] == [total] * COUNT
 
 
 def test_the_first_stages_number_reaches_all_between_sums() -> None:
@@ -84,11 +84,11 @@ def test_a_stage_that_speaks_of_another_collective_is_named() -> None:
         return None
 
     with pipeline(2) as stages:
-        told = together(2, act)
-    assert told[0] is None
-    assert told[1].peer_rank == 0
-    assert "rank 0 sent a number of its collective 5" in told[1].message
-    assert "this one is at its collective 0" in told[1].message
+        outcomes = together(2, act)
+    assert outcomes[0] is None
+    assert outcomes[1].peer_rank == 0
+    assert "rank 0 sent a number of its collective 5" in outcomes[1].message
+    assert "this one is at its collective 0" in outcomes[1].message
 
 
 def budgets(
@@ -101,14 +101,16 @@ def test_the_first_stages_clock_says_when_a_rounds_time_is_over() -> None:
     times = [[100.0, 101.0, 102.0, 200.0, 201.0], [0.0, 9.0, 9.0, 0.0, 9.0], [0.0] * 5]
 
     def act(rank: int) -> list[bool]:
-        report, budget, found = StepReport(), made[rank], []
+        report, budget, spent = StepReport(), rank_budgets[rank], []
         for turn, asked in ((4, 2), (5, 1)):
             assert budget.begin(turn, report) == 3
-            found += [budget.is_spent(turn, report) for _ in range(asked)]
-        return found
+            spent += [budget.is_spent(turn, report) for _ in range(asked)]
+        return spent
 
     with pipeline(3) as stages:
-        made = budgets(stages, RoundOptions(3, deadline_s=2.0), lambda rank: iter(times[rank]).__next__)
+        rank_budgets = budgets(
+            stages, RoundOptions(3, deadline_s=2.0), lambda rank: iter(times[rank]).__next__
+        )
         assert together(3, act) == [[False, True, False]] * 3
 
 
@@ -123,6 +125,6 @@ def test_without_a_deadline_stages_tell_each_other_nothing() -> None:
 def test_an_owner_that_is_no_client_of_a_round_makes_no_steps() -> None:
     with pipeline(1) as stages:
         options = [RoundOptions(3, owner=name, index=i, owners=3, clients=1) for i, name in enumerate("abc")]
-        made = [StepBudget(one, 1, stages[0], Progress()) for one in options]
+        own_budgets = [StepBudget(option, 1, stages[0], Progress()) for option in options]
         for turn in range(5):
-            assert sorted(budget.begin(turn, StepReport()) for budget in made) == [0, 0, 3]
+            assert sorted(budget.begin(turn, StepReport()) for budget in own_budgets) == [0, 0, 3]

@@ -173,17 +173,17 @@ def test_a_forced_order_gives_the_bits_of_one_process() -> None:
     order = [0, 0, 1, 1, 0, 1, 1, 0]
     turn = threading.Condition()
     left = list(order)
-    found: dict[int, list[int]] = {0: [], 1: []}
+    ahead_by_rank: dict[int, list[int]] = {0: [], 1: []}
     with connected(star(2), 2) as ends:
-        made = [_layers(), _layers()]
-        root = ParameterRoot(_root_weights(made[0]), [0, 1], staleness=2, first=0, steps=4)
+        layers_by_rank = [_layers(), _layers()]
+        root = ParameterRoot(_root_weights(layers_by_rank[0]), [0, 1], staleness=2, first=0, steps=4)
 
         def act(rank: int) -> None:
-            sync = _sync(rank, made[rank], ends[rank], root if rank == 0 else None, 2)
+            sync = _sync(rank, layers_by_rank[rank], ends[rank], root if rank == 0 else None, 2)
             for clock in range(4):
                 sync.start_step()
                 sync.begin(clock)
-                _backward(made[rank], rank, clock)
+                _backward(layers_by_rank[rank], rank, clock)
                 if rank == 0 and clock == 3:  # both wait for each other after this: its push is the last
                     while root.finished[1] < 4:
                         time.sleep(0.001)
@@ -191,7 +191,7 @@ def test_a_forced_order_gives_the_bits_of_one_process() -> None:
                     with turn:
                         turn.wait_for(lambda: left[0] == rank)
                 report = sync.finish(is_last=False)
-                found[rank].append(report.ahead or 0)
+                ahead_by_rank[rank].append(report.ahead or 0)
                 with turn:
                     left.pop(0)
                     turn.notify_all()
@@ -211,10 +211,10 @@ def test_a_forced_order_gives_the_bits_of_one_process() -> None:
         clocks[rank] += 1
         for copied, parameter in zip(held.parameters, mine, strict=True):
             parameter.data.copy_(copied.data)
-    for layers in made:  # the last two have met, and have the same
+    for layers in layers_by_rank:  # the last two have met, and have the same
         mine = [p for layer in layers for p in layer.parameters()]
         assert all(torch.equal(a, b) for a, b in zip(mine, held.parameters, strict=True))
-    assert max(found[0]) == 2
+    assert max(ahead_by_rank[0]) == 2
 
 
 def test_the_slowest_is_waited_for_and_meetings_hold_everybody() -> None:
@@ -268,14 +268,14 @@ def _pair(ends: Any, rank: int) -> PushPull:
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("lie", "message"),
     [
         (lambda line: line.send_push(3, Push(False, bytes(4)), torch.zeros(26)), "of step 3"),
         (lambda line: line.send_push(0, Push(False, bytes([9, 0, 0, 0])), torch.zeros(26)), "marks above 1"),
         (lambda line: line.send_push(0, Push(False, bytes(5)), torch.zeros(26)), "bytes where"),
     ],
 )
-def test_a_lying_worker_ends_the_run_and_is_named(lie: Callable[[PushPull], None], said: str) -> None:
+def test_a_lying_worker_ends_the_run_and_is_named(lie: Callable[[PushPull], None], message: str) -> None:
     layers = _layers()
     root = ParameterRoot(_root_weights(layers), [0, 1], staleness=1, first=0, steps=4)
     with connected(star(2), 2) as ends:
@@ -298,12 +298,12 @@ def test_a_lying_worker_ends_the_run_and_is_named(lie: Callable[[PushPull], None
         error, _ = together(2, act)
     assert isinstance(error, RunError)
     assert "rank 1" in str(error)
-    assert said in str(error)
+    assert message in str(error)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("serves")]
 
 
 @pytest.mark.parametrize(
-    ("grant", "said"),
+    ("grant", "message"),
     [
         (Grant(None, 0, 0.0), "a grant to be 3 clocks ahead, 1 at most"),
         (Grant(None, 9, 0.0), "a slowest worker that has finished 9 clocks"),
@@ -311,7 +311,7 @@ def test_a_lying_worker_ends_the_run_and_is_named(lie: Callable[[PushPull], None
         (Grant(None, 2, float("nan")), "nan seconds"),
     ],
 )
-def test_a_lying_root_is_named(grant: Grant, said: str) -> None:
+def test_a_lying_root_is_named(grant: Grant, message: str) -> None:
     with connected(star(2), 2) as ends:
 
         def act(rank: int) -> Any:
@@ -323,7 +323,7 @@ def test_a_lying_root_is_named(grant: Grant, said: str) -> None:
 
         _, error = together(2, act)
     assert isinstance(error, PeerProtocolError)
-    assert said in error.message
+    assert message in error.message
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,12 @@ def test_losses_are_those_of_plain_torch_wherever_it_is_cut(
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     spec = WorkloadSpec(source=str(path), path=str(path), batch_size=BATCH, seed=3)
-    told = load_workload(spec).spec.to_dict()  # as nodes are sent it
+    sent = load_workload(spec).spec.to_dict()  # as nodes are sent it
     losses, held_out = _plain(spec.to_dict())
     assert fmean(losses[STEPS // 2 :]) < fmean(losses[: STEPS // 2])  # each is another batch's
     recipe = {"total_steps": STEPS, "validate_every": STEPS, "validate_batches": 2}
     for cuts, schedule, options in PLANS:
-        orders = driver.orders(told, cuts, MICROBATCHES, schedule, STEPS, recipe=recipe, **options)
+        orders = driver.orders(sent, cuts, MICROBATCHES, schedule, STEPS, recipe=recipe, **options)
         outcome = pool.run(orders)
         assert not outcome.errors, (cuts, schedule, outcome.errors)
         assert outcome.losses == pytest.approx(losses, rel=1e-5), (cuts, schedule)

@@ -53,15 +53,15 @@ def test_a_block_with_what_is_no_number_arrives_as_nan_and_is_no_lie(odd: float)
     codec = make_sum_codec("int8")
     payload = encoded(codec, values)
     assert codec.fault(payload, 3 * BLOCK) is None
-    found = codec.decode(payload, 3 * BLOCK)
-    assert bool(found[BLOCK : 2 * BLOCK].isnan().all())
-    assert torch.equal(found[:BLOCK], values[:BLOCK])
-    assert torch.equal(found[2 * BLOCK :], values[:BLOCK])
+    decoded = codec.decode(payload, 3 * BLOCK)
+    assert bool(decoded[BLOCK : 2 * BLOCK].isnan().all())
+    assert torch.equal(decoded[:BLOCK], values[:BLOCK])
+    assert torch.equal(decoded[2 * BLOCK :], values[:BLOCK])
 
 
 def test_integers_are_added_in_the_message_and_wrap_around() -> None:
     codec = make_sum_codec("fixed32")
-    one = encoded(codec, torch.tensor([2**31 - 1, -5], dtype=torch.int32))
+    payload = encoded(codec, torch.tensor([2**31 - 1, -5], dtype=torch.int32))
     total = torch.tensor([1, 7], dtype=torch.int32)
-    codec.add(total, one)
+    codec.add(total, payload)
     assert total.tolist() == [-(2**31), 2]

@@ -28,9 +28,9 @@ SLACK_BYTES = 32 * MIB
 
 
 def memory_bytes(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def pool_bytes(rank: int) -> int:
@@ -88,8 +88,8 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
         sums.agree(bytes(AGREED_FLAGS + 4))
         sum_work.wait()
     else:
-        told = SumGroupOrder(0, 0, tuple(routes), agreement=routes[0])
-        sync = SumOrder("float32", CHUNK_BYTES, (told,))
+        order = SumGroupOrder(0, 0, tuple(routes), agreement=routes[0])
+        sync = SumOrder("float32", CHUNK_BYTES, (order,))
         sizes = SumSizes(tuple(numels), parameters=4, figures=0)
         helper = SumHelper(sync, sizes, peers)
         assert not helper.sum_gradients(0)
@@ -115,10 +115,10 @@ def test_memory_grows_by_a_pool_of_chunks_only() -> None:
         for low in range(COUNT):
             for high in range(low + 1, COUNT):
                 lines[high][0].send(lines[low][0].recv())
-        told = [line.recv() for line, _ in lines]
+        answers = [line.recv() for line, _ in lines]
         for line, _ in lines:
             line.send("end")
-        for number, (grown, is_right) in enumerate(told):
+        for number, (grown, is_right) in enumerate(answers):
             print(f"rank {number}: {grown / MIB:.1f} MiB more, a pool of {pool_bytes(number) / MIB:.1f}")
             assert is_right
             assert grown <= pool_bytes(number) + SLACK_BYTES, number

@@ -96,11 +96,11 @@ def test_real_holders(workload: Workloads, pool: Any, driver: ModuleType) -> Non
     """Microbatches have their numbers in the step, sums have spans, clocks lead to the first."""
     orders = driver.side_by_side(workload(), 7, [1, 1, 2], star(3, root=2), 3, trace=True)
     clocks = zip((None, 2, 0), ([2], [], [1]), strict=True)
-    told = [
+    orders = [
         with_fields(order, clock_of=of, clock_for=for_)
         for order, (of, for_) in zip(orders, clocks, strict=True)
     ]
-    outcome = pool.run(told)
+    outcome = pool.run(orders)
     assert not outcome.errors, outcome.errors
     documents = [json.loads(Path(outcome.results[rank]["trace"]).read_text()) for rank in range(3)]
     assert [sorted(document["clocks"]) for document in documents] == [[], ["end", "start"], ["end", "start"]]
@@ -127,7 +127,7 @@ def test_messages_that_were_waited_for_are_timed(workload: Workloads, pool: Any,
     for rank, (timed, none) in enumerate(
         (("gradient_message_s", "input_message_s"), ("input_message_s", "gradient_message_s"))
     ):
-        found = [event for event in outcome.steps[rank] if event[timed] is not None]
-        assert found
-        assert all(0 < event[timed] <= event["transfer_s"] for event in found)
+        timed_events = [event for event in outcome.steps[rank] if event[timed] is not None]
+        assert timed_events
+        assert all(0 < event[timed] <= event["transfer_s"] for event in timed_events)
         assert all(event[none] is None for event in outcome.steps[rank])

@@ -12,11 +12,11 @@ from skyctl.worker.trainer import with_phase
 def test_a_cpu_without_memory_is_named_with_what_to_do() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
-    told = with_phase(caught.value, "step 3", "cpu:0")
-    assert isinstance(told, RunError)
-    assert told.message.startswith("step 3: out of memory on cpu:0: ")
-    assert told.hint is not None
-    assert "more microbatches" in told.hint
+    error = with_phase(caught.value, "step 3", "cpu:0")
+    assert isinstance(error, RunError)
+    assert error.message.startswith("step 3: out of memory on cpu:0: ")
+    assert error.hint is not None
+    assert "more microbatches" in error.hint
 
 
 def test_the_users_own_errors_stay_as_they_are() -> None:

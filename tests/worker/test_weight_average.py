@@ -28,8 +28,8 @@ def make_layers(rank: int) -> list[nn.Module]:
     torch.manual_seed(rank)
     low, odd, frozen, plain = nn.Linear(5, 3), nn.Linear(4, 6), nn.Linear(2, 2), nn.Linear(7, 2)
     for name, parameter in list(low.named_parameters()):
-        made = to_low_precision(parameter, parameter.detach().clone(), torch.bfloat16)
-        low._parameters[name] = made
+        lowered = to_low_precision(parameter, parameter.detach().clone(), torch.bfloat16)
+        low._parameters[name] = lowered
     odd.weight = nn.Parameter(torch.randn(4, 6).t())
     frozen.requires_grad_(False)
     return [low, odd, frozen, plain]
@@ -43,13 +43,13 @@ def averaged(routes: Any, samples: list[int], ends: list[int]) -> tuple[list[lis
         def act(rank: int) -> Any:
             group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=LAYERS)
             average = WeightAverage(layers[rank], 0, [group], peers[rank], chunk_bytes=64)
-            made.append(average)
+            averages.append(average)
             return average.average(7, samples[rank], ends[rank])
 
-        made: list[WeightAverage] = []
+        averages: list[WeightAverage] = []
         reports = together(COUNT, act)
-    for one in made:
-        one.close()
+    for average in averages:
+        average.close()
     for report in reports:
         if isinstance(report, Exception):
             raise report
@@ -66,16 +66,18 @@ def test_weights_are_the_mean_by_samples(routes: Any, samples: list[int]) -> Non
     for place in range(LAYERS):
         for name, parameter in layers[0][place].named_parameters():
             own = [dict(row[place].named_parameters())[name] for row in before]
-            found = [dict(row[place].named_parameters())[name] for row in layers]
+            weights = [dict(row[place].named_parameters())[name] for row in layers]
             if not parameter.requires_grad:
-                assert all(torch.equal(a, b) for a, b in zip(own, found, strict=True))
+                assert all(torch.equal(a, b) for a, b in zip(own, weights, strict=True))
                 continue
             mean = sum(n * master_of(w).detach() for n, w in zip(samples, own, strict=True)) / sum(samples)
             assert isinstance(mean, torch.Tensor)
-            for one in found:
-                torch.testing.assert_close(master_of(one).detach(), mean, rtol=CLOSE, atol=CLOSE)
-                assert torch.equal(master_of(one), master_of(found[0])), "to the last bit"
-                assert torch.equal(one.detach().float(), master_of(one).detach().to(one.dtype).float())
+            for weight in weights:
+                torch.testing.assert_close(master_of(weight).detach(), mean, rtol=CLOSE, atol=CLOSE)
+                assert torch.equal(master_of(weight), master_of(weights[0])), "to the last bit"
+                assert torch.equal(
+                    weight.detach().float(), master_of(weight).detach().to(weight.dtype).float()
+                )
 
 
 @pytest.mark.parametrize(("sync_format", "rounding"), [("bfloat16", 2.0**-8), ("int8", 1 / 254)])
@@ -89,14 +91,14 @@ def test_what_rounding_loses_comes_with_later_rounds(sync_format: str, rounding:
     samples = [[1, 2, 0], [3, 1, 2]]
     start = torch.randn(size)
     weights = [nn.Linear(size, 1, bias=False) for _ in range(COUNT)]
-    made: list[WeightAverage] = []
+    averages: list[WeightAverage] = []
     with connected(routes, COUNT) as peers:
 
         def act(rank: int) -> None:
             group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=1)
             layers = [weights[rank]]
             average = WeightAverage(layers, 0, [group], peers[rank], format=sync_format, chunk_bytes=300)
-            made.append(average)
+            averages.append(average)
             begun = RoundStart(layers)
             with torch.no_grad():
                 weights[rank].weight[0] = start
@@ -106,17 +108,17 @@ def test_what_rounding_loses_comes_with_later_rounds(sync_format: str, rounding:
                     weights[rank].weight[0] += changes[rank]
                 average.average(number, samples[number % 2][rank], GOES_ON, begun)
 
-        for found in together(COUNT, act):
-            assert not isinstance(found, Exception), found
-    for one in made:
-        one.close()
+        for outcome in together(COUNT, act):
+            assert not isinstance(outcome, Exception), outcome
+    for average in averages:
+        average.close()
     exact = start.double()
     for number in range(rounds):
         counts = samples[number % 2]
         exact += sum(n * change.double() for n, change in zip(counts, changes, strict=True)) / sum(counts)
     off = (weights[0].weight[0].detach() - exact).abs().max().item()
     assert 0 < off < 4 * rounding, "without feedback it would be off by tens of roundings"
-    assert all(torch.equal(one.weight, weights[0].weight) for one in weights)
+    assert all(torch.equal(layer.weight, weights[0].weight) for layer in weights)
 
 
 def test_who_knows_of_the_end_tells_all_and_nobodys_samples_are_told() -> None:
@@ -133,18 +135,18 @@ def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
         layers[1].weight.fill_(torch.nan)
     expected = layers[0].weight.detach().clone()
     routes = star(2)
-    made: list[WeightAverage] = []
+    averages: list[WeightAverage] = []
     with connected(routes, 2) as peers:
 
         def act(rank: int) -> Any:
             group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=1)
             average = WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64)
-            made.append(average)
+            averages.append(average)
             return average.average(0, 4 if rank == 0 else 0, GOES_ON)
 
         together(2, act)
-    for one in made:
-        one.close()
+    for average in averages:
+        average.close()
     assert all(torch.equal(layer.weight, expected) for layer in layers)
 
 
@@ -157,7 +159,7 @@ def test_numbers_of_samples_that_can_not_be_are_an_error_for_all(samples: list[A
 @pytest.mark.parametrize("sync_format", ["float32", "int8"])
 def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(sync_format: str) -> None:
     layers = [nn.Linear(2, 2, bias=False) for _ in range(2)]
-    made: list[WeightAverage] = []
+    averages: list[WeightAverage] = []
     routes = star(2)
     with connected(routes, 2) as peers:
 
@@ -165,7 +167,7 @@ def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(
             group = SumGroupOrder(0, 0, tuple(places(routes, rank)), start=0, stop=1)
             own = [layers[rank]]
             average = WeightAverage(own, 0, [group], peers[rank], format=sync_format, chunk_bytes=64)
-            made.append(average)
+            averages.append(average)
             with torch.no_grad():
                 layers[rank].weight.fill_(1.0)
             start = RoundStart(own)
@@ -174,10 +176,10 @@ def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(
                 layers[rank].weight.fill_(1.0 + rank)
             return average.average(0, 10**30 if rank else 1, GOES_ON, start)
 
-        found = together(2, act)
-    for one in made:
-        one.close()
-    assert not [one for one in found if isinstance(one, Exception)], found
+        outcomes = together(2, act)
+    for average in averages:
+        average.close()
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)], outcomes
     for layer in layers:
         torch.testing.assert_close(layer.weight.detach(), torch.full((2, 2), 2.0))
 

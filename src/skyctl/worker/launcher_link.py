@@ -58,9 +58,9 @@ class LauncherLink:
         op = cls.kind  # type: ignore[attr-defined]
         received = self.channel.recv(PEER_READY_TIMEOUT_S)
         if received is None or received[0].get("op") != op:
-            said = "nothing" if received is None else repr(received[0].get("op"))
+            answer = "nothing" if received is None else repr(received[0].get("op"))
             raise RunError(
-                f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {said}"
+                f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {answer}"
             )
         return read_request([cls], received[0])
 

@@ -50,7 +50,7 @@ def use_device(name: str) -> torch.device:
 def find_environment(device: str) -> EnvironmentEvent:
     """What a rank finds for that device (``cpu:0``, ``cuda:1``), told before it builds anything."""
     quota, cpus = read_limits().quota, float(host.usable_cpus())
-    found: dict[str, Any] = {
+    environment: dict[str, Any] = {
         "device_name": None,
         "memory_bytes": None,
         "memory_scope": None,
@@ -58,14 +58,14 @@ def find_environment(device: str) -> EnvironmentEvent:
     }
     with suppress(SkyctlError, RuntimeError, AssertionError):  # torch's, of a device that it can't reach
         name, memory = node_facts.list_devices([device])[0]["name"], node_facts.device_memory(device)
-        found |= {key: memory[key] for key in ("memory_bytes", "memory_scope", "own_bytes")}
-        found["device_name"] = name
+        environment |= {key: memory[key] for key in ("memory_bytes", "memory_scope", "own_bytes")}
+        environment["device_name"] = name
     return EnvironmentEvent(
-        devices=tuple(one["id"] for one in node_facts.list_devices(None)),
+        devices=tuple(entry["id"] for entry in node_facts.list_devices(None)),
         cpu_model=node_facts.cpu_model(),
         cpus=min(cpus, quota.cpus) if quota is not None else cpus,
         threads=torch.get_num_threads(),
         python=platform.python_version(),
         torch=str(torch.__version__),
-        **found,
+        **environment,
     )

@@ -110,15 +110,15 @@ def _make_group() -> Any:
         join_alone()
         if dist.get_world_size() > 1:
             return dist.group.WORLD
-    told = None if order is None else order.replicas
-    if order is None or told is None:
+    group = None if order is None else order.replicas
+    if order is None or group is None:
         own = [dist.get_rank()]
         alone = cast("Any", MeshOptions())
         return dist.new_group(own, backend=BACKEND, pg_options=alone, use_local_synchronization=True)
-    if told.unlike is not None:
-        figures = f" ({' and '.join(told.unlike.figures)})" if told.unlike.figures else ""
+    if group.unlike is not None:
+        figures = f" ({' and '.join(group.unlike.figures)})" if group.unlike.figures else ""
         raise RunError(
-            f"skyctl.replicas() has no group in this run: {REASONS[told.unlike.reason]}{figures}, and a "
+            f"skyctl.replicas() has no group in this run: {REASONS[group.unlike.reason]}{figures}, and a "
             "collective would wait for ever",
             hint="--parallel data --strategy even makes replicas alike, if the microbatches divide evenly",
         )
@@ -135,14 +135,14 @@ def _make_group() -> Any:
     assert _Here.store is not None
     world = order.world
     options = MeshOptions(
-        told.secret.encode(),
-        told.address,
+        group.secret.encode(),
+        group.address,
         world.tls,
         world.interface,
-        _ReplicaStore(_Here.store, told.ranks),
+        _ReplicaStore(_Here.store, group.ranks),
     )
     group: Any = dist.new_group(
-        list(told.ranks),
+        list(group.ranks),
         timedelta(seconds=world.timeout_s),
         BACKEND,
         cast("Any", options),

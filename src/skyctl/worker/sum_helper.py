@@ -157,12 +157,12 @@ class HelperRank:
         """
         steps, every = self._order.steps, self._order.figures_every
         delay = UpdateDelay.from_order(self._order.sync, steps, every)
-        told_before = False
+        was_ending = False
         for step in range(resumed_step(self._order), steps):
             with self._progress.waits(f"step {step}, helping to sum gradients"):
-                told = helper.sum_gradients(step)
-            is_last = told_before or (told and (delay is None or delay.settles(step)))
-            told_before = told
+                is_ending = helper.sum_gradients(step)
+            is_last = was_ending or (is_ending and (delay is None or delay.settles(step)))
+            was_ending = is_ending
             last = is_last or step + 1 == steps
             if last or any((step + 1) % each == 0 for each in every):
                 with self._progress.waits(f"averaging running figures after step {step}"):

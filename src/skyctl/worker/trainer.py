@@ -191,7 +191,7 @@ class Trainer:
             optimizer if trained else None,
             recipe,
             resumed_step(self._order),
-            lambda made: make_users_lr_scheduler(model, made, recipe, steps),
+            lambda optimizer: make_users_lr_scheduler(model, optimizer, recipe, steps),
         )
 
     def _restore(

@@ -106,10 +106,14 @@ class TrainingLoop:
     def _validate(self, step: int) -> None:
         assert self.validator is not None
         began = time.perf_counter()
-        found = self.validator.run(step)
-        if found is not None:
+        validation = self.validator.run(step)
+        if validation is not None:
             wall_s = time.perf_counter() - began
-            self.send(to_message(ValidationEvent(step, found.loss, wall_s, found.metrics, found.samples)))
+            self.send(
+                to_message(
+                    ValidationEvent(step, validation.loss, wall_s, validation.metrics, validation.samples)
+                )
+            )
 
     def _save_checkpoint(self, step: int) -> None:
         assert self.checkpointer is not None

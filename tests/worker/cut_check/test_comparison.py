@@ -121,12 +121,12 @@ def test_a_mend_taken_out_is_seen(
 
 @pytest.mark.parametrize("name", sorted({name for _, name, _ in MENDS}))
 def test_with_all_mends_it_is_right_or_refused_by_its_line(name: str) -> None:
-    said = ""
+    outcome = ""
     try:
-        said = compare_cut(load(name)).verdict
+        outcome = compare_cut(load(name)).verdict
     except WorkloadError as exc:
-        said = exc.message
-    assert said == "same" or f"{name}.py, line " in said
+        outcome = exc.message
+    assert outcome == "same" or f"{name}.py, line " in outcome
 
 
 COUNTING = """
@@ -236,9 +236,9 @@ def data(batch_size, seed):
 
 def test_a_model_that_differs_from_its_own_repeat_is_reported(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(NOISY)
-    found = compare_cut(load_workload(make_spec(str(tmp_path / "noisy.py"), batch_size=4)))
-    assert found.verdict == "unrepeatable"
-    assert "outputs of microbatch 1" in str(found.reason)
+    compared = compare_cut(load_workload(make_spec(str(tmp_path / "noisy.py"), batch_size=4)))
+    assert compared.verdict == "unrepeatable"
+    assert "outputs of microbatch 1" in str(compared.reason)
 
 
 @pytest.mark.parametrize("name", ["batchnorm1d", "teacher_copy", "autocast_whole"])
@@ -257,8 +257,8 @@ def test_an_optimizer_that_draws_is_refused() -> None:
 
 
 def test_it_stops_when_its_time_is_over() -> None:
-    found = compare_cut(load("batchnorm1d"), limit_s=0.0)
-    assert (found.verdict, found.reason) == ("not compared", "it takes more than 0 s")
+    compared = compare_cut(load("batchnorm1d"), limit_s=0.0)
+    assert (compared.verdict, compared.reason) == ("not compared", "it takes more than 0 s")
 
 
 def test_generators_are_as_before() -> None:

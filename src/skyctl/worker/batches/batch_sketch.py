@@ -80,25 +80,25 @@ class BatchSketcher:
 
         So are older ones, of batches that were left out and fetched later.
         """
-        found = self.take(first)
+        sketch = self.take(first)
         for step in [step for step in self._sketches if step < first + count]:
             del self._sketches[step]
-        return found
+        return sketch
 
     def _sketch(self, step: int, batch: Batch) -> BatchSketch:
         inputs, targets = batch
         place = self._position
-        known = place.index >= 0
+        has_place = place.index >= 0
         in_full = step - self._first_step < FIRST_STEPS or step % EVERY_STEPS == 0
         shown = bool(self._values) and in_full
         key = f"batch {step}"
         return BatchSketch(
-            epoch=min(place.epoch, _MOST_COUNTED) if known else None,
-            index=min(place.index, _MOST_COUNTED) if known else None,
+            epoch=min(place.epoch, _MOST_COUNTED) if has_place else None,
+            index=min(place.index, _MOST_COUNTED) if has_place else None,
             length=place.length if place.length is not None and 0 <= place.length <= _MOST_COUNTED else None,
             finite_inputs=_is_finite(inputs),
             finite_targets=_is_finite(targets),
-            repeats=known and place.index == 0 and self._repeats(batch),
+            repeats=has_place and place.index == 0 and self._repeats(batch),
             is_part=self._is_part,
             inputs=sketch_value(inputs, self._seed, key) if shown else (),
             targets=sketch_value(targets, self._seed, key) if shown else (),

@@ -84,8 +84,8 @@ class RankBatches:
         """
         if self._rounds is None:
             return sketcher.take(step)
-        found = sketcher.take_some(step * self._rounds.steps, self._rounds.steps)
-        return found if self._compared and not self.are_owned else None
+        sketch = sketcher.take_some(step * self._rounds.steps, self._rounds.steps)
+        return sketch if self._compared and not self.are_owned else None
 
     def sketch_validation(self) -> BatchSketch | None:
         """The sketch of the first held-out batch; None where there is none."""

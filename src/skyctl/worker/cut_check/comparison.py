@@ -87,10 +87,10 @@ def compare_cut(
     began = time.monotonic()
     with _kept_generators():
         try:
-            found = _compare(workload, Batches(workload, samples, torch.device(device), began + limit_s))
+            compared = _compare(workload, Batches(workload, samples, torch.device(device), began + limit_s))
         except OutOfTimeError:
-            found = ComparedCut(NOT_COMPARED, f"it takes more than {limit_s:.0f} s")
-    return ComparedCut(found.verdict, found.reason, time.monotonic() - began)
+            compared = ComparedCut(NOT_COMPARED, f"it takes more than {limit_s:.0f} s")
+    return ComparedCut(compared.verdict, compared.reason, time.monotonic() - began)
 
 
 def _compare(workload: Workload, batches: Batches) -> ComparedCut:
@@ -248,17 +248,19 @@ def _compare_beginnings(
     """
     if workload.model.make is None or workload.model.values is not None:
         return
-    one, other = (model.tensors() for model in models)
+    tensors, other = (model.tensors() for model in models)
     who = workload.model.source_name
-    placed = {id(one[name]) for name in one if name in weights}  # a tied one may have another name there
+    placed = {
+        id(tensors[name]) for name in tensors if name in weights
+    }  # a tied one may have another name there
     missing = next(
-        (name for name, t in one.items() if isinstance(t, nn.Parameter) and id(t) not in placed), None
+        (name for name, t in tensors.items() if isinstance(t, nn.Parameter) and id(t) not in placed), None
     )
     if missing is not None:
         raise WorkloadError(f"{who}: cut into layers it lacks the parameter {missing} that model() makes")
     by_sum: dict[Any, list[str]] = {}
-    for name in (name for name in one if name in weights and name in other):
-        a, b, mine = one[name].detach(), other[name].detach(), weights[name]
+    for name in (name for name in tensors if name in weights and name in other):
+        a, b, mine = tensors[name].detach(), other[name].detach(), weights[name]
         if are_equal(a, b):
             if not _are_alike(a, mine):
                 raise WorkloadError(
@@ -269,7 +271,7 @@ def _compare_beginnings(
         if a.is_sparse or a.is_quantized or a.numel() < _COPIES_FROM:
             continue
         alike = by_sum.setdefault((a.dtype, a.shape, float(a.double().sum())), [])
-        first = next((other for other in alike if are_equal(one[other], a)), None)
+        first = next((other for other in alike if are_equal(tensors[other], a)), None)
         alike.append(name)
         if first is not None and not _are_alike(weights[first], mine):
             raise WorkloadError(

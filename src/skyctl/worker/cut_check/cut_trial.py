@@ -107,7 +107,7 @@ class StageChain:
 def cut_trial(workload: Workload, layers: list[nn.Module], how: Execution, batches: Batches) -> Trial:
     """Two steps of a workload's layers as stages run them."""
     chain = StageChain(workload, layers, how, batches.samples)
-    found = chain.trial
+    trial = chain.trial
     named = list(zip(layer_prefixes(workload), layers, strict=True))
     for layer in layers:
         layer.train()
@@ -122,15 +122,15 @@ def cut_trial(workload: Workload, layers: list[nn.Module], how: Execution, batch
             chain.backward_weights(microbatch)
         held = dict(held_tensors(named))
         if step == 0:
-            found.gradients = {n: t.grad.clone() for n, t in held.items() if t.is_leaf and t.grad is not None}
+            trial.gradients = {n: t.grad.clone() for n, t in held.items() if t.is_leaf and t.grad is not None}
         for number, optimizer in enumerate(chain.optimizers):
             batches.seed(step, len(parts) + number)  # each machine's generators are its own
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-    found.parameters = {n: t.detach().clone() for n, t in held.items() if isinstance(t, nn.Parameter)}
-    found.buffers = {n: t.detach().clone() for n, t in held.items() if not isinstance(t, nn.Parameter)}
-    found.evaluated = _evaluate(workload, layers, batches)
-    return found
+    trial.parameters = {n: t.detach().clone() for n, t in held.items() if isinstance(t, nn.Parameter)}
+    trial.buffers = {n: t.detach().clone() for n, t in held.items() if not isinstance(t, nn.Parameter)}
+    trial.evaluated = _evaluate(workload, layers, batches)
+    return trial
 
 
 def _evaluate(workload: Workload, layers: Sequence[nn.Module], batches: Batches) -> tuple[Tensor, ...]:

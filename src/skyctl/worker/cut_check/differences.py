@@ -96,8 +96,8 @@ class TrialComparison:
     ) -> None:
         if len(plain) != len(other):
             raise DiffersError(kind, f"{what} are {len(other)} tensors, {len(plain)} in plain torch,")
-        for one, two, noise in zip(plain, other, shaken, strict=True):
-            _check_tensor(kind, what, one, two, noise, exact=exact)
+        for expected, actual, noise in zip(plain, other, shaken, strict=True):
+            _check_tensor(kind, what, expected, actual, noise, exact=exact)
 
 
 def are_equal(a: Tensor, b: Tensor) -> bool:
@@ -136,14 +136,16 @@ def _check_tensor(
         return
     if plain.shape != other.shape or plain.dtype != other.dtype:
         raise DiffersError(kind, f"{what}: of another shape or dtype,")
-    one, two, noisy = (t.to_dense() if t.layout is not torch.strided else t for t in (plain, other, shaken))
+    reference, compared, noisy = (
+        t.to_dense() if t.layout is not torch.strided else t for t in (plain, other, shaken)
+    )
     if exact or not (plain.is_floating_point() or plain.is_complex()):
         raise DiffersError(kind, f"{what}: other numbers,")
     wide = torch.complex128 if plain.is_complex() else torch.float64
-    one, two, noisy = one.to(wide), two.to(wide), noisy.to(wide)
-    eps, norm = torch.finfo(plain.dtype).eps, float(one.norm())
-    update = norm if before is None else float((one - before.to(one.device, wide)).norm())
-    off, noise = float((one - two).norm()), float((one - noisy).norm())
+    reference, compared, noisy = reference.to(wide), compared.to(wide), noisy.to(wide)
+    eps, norm = torch.finfo(plain.dtype).eps, float(reference.norm())
+    update = norm if before is None else float((reference - before.to(reference.device, wide)).norm())
+    off, noise = float((reference - compared).norm()), float((reference - noisy).norm())
     if not off <= ROUNDINGS * eps * update + 2 * eps * norm + NOISE * noise:
         share = f"{off / update:.1%}" if update else "all"
         raise DiffersError(

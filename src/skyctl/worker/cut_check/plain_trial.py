@@ -41,15 +41,15 @@ class PlainModel:
         with seeded_generators(seed, "plain model"):
             given: Any = make() if make is not None else workload.build(0, workload.layers)
         if ordinary:
-            made = cls([("", given)], given, ordinary)
+            model = cls([("", given)], given, ordinary)
         else:
             whole = given if isinstance(given, nn.Sequential) else None
             layers = given.children() if isinstance(given, nn.ModuleList) else given
-            made = cls([(f"{index}.", layer) for index, layer in enumerate(layers)], whole, ordinary)
-        for prefix, module in made.modules:
+            model = cls([(f"{index}.", layer) for index, layer in enumerate(layers)], whole, ordinary)
+        for prefix, module in model.modules:
             names = {name: prefix + name for name, _ in module.named_parameters(remove_duplicate=False)}
             name_parameters(module, names)
-        return made
+        return model
 
     def tensors(self) -> dict[str, Tensor]:
         """All that it holds, by name."""
@@ -57,8 +57,8 @@ class PlainModel:
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once."""
-        found = {id(p): p for _, module in self.modules for p in module.parameters()}
-        return list(found.values())
+        parameters = {id(p): p for _, module in self.modules for p in module.parameters()}
+        return list(parameters.values())
 
     def to(self, device: torch.device) -> PlainModel:
         """Moves it, in place."""
@@ -96,7 +96,7 @@ def plain_trial(model: PlainModel, workload: Workload, batches: Batches, names: 
     Args:
         names: the layers' names of tensors; a tied one may have more in the model.
     """
-    found = Trial()
+    trial = Trial()
     structure = workload.structure(0)
     optimizer = workload.optimizer(model.parameters())
     model.train(mode=True)
@@ -108,20 +108,20 @@ def plain_trial(model: PlainModel, workload: Workload, batches: Batches, names: 
             seen = output_tensors(outputs)
             loss = workload.loss(outputs, targets) / len(parts)
             loss.backward()  # type: ignore[no-untyped-call]
-            found.outputs.append(seen)
-            found.losses.append(float(loss.detach()))
+            trial.outputs.append(seen)
+            trial.losses.append(float(loss.detach()))
         named = {name: tensor for name, tensor in model.tensors().items() if name in names}
         if step == 0:
-            found.gradients = {
+            trial.gradients = {
                 n: t.grad.clone() for n, t in named.items() if t.is_leaf and t.grad is not None
             }
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    found.parameters = {n: t.detach().clone() for n, t in named.items() if isinstance(t, nn.Parameter)}
-    found.buffers = {n: t.detach().clone() for n, t in named.items() if not isinstance(t, nn.Parameter)}
+    trial.parameters = {n: t.detach().clone() for n, t in named.items() if isinstance(t, nn.Parameter)}
+    trial.buffers = {n: t.detach().clone() for n, t in named.items() if not isinstance(t, nn.Parameter)}
     model.train(mode=False)
     ((tensors, _), *_) = batches.step(STEPS)
     batches.seed(STEPS, 0)
     with torch.no_grad():
-        found.evaluated = output_tensors(model(unflatten_value(tensors, structure)))
-    return found
+        trial.evaluated = output_tensors(model(unflatten_value(tensors, structure)))
+    return trial

@@ -96,10 +96,14 @@ class RecomputedLayer:
         """After the first call: which buffers change; ``before`` is left with those alone."""
         self._called_before = True
         before[:] = [
-            saved for saved, one in zip(before, snapshots, strict=True) if one.must_be_restored(saved[2])
+            saved
+            for saved, snapshot in zip(before, snapshots, strict=True)
+            if snapshot.must_be_restored(saved[2])
         ]
         self._changing = [(module, name) for module, name, _ in before]
-        self._unchanging = [one.buffer for one in snapshots if one.buffer not in self._changing]
+        self._unchanging = [
+            snapshot.buffer for snapshot in snapshots if snapshot.buffer not in self._changing
+        ]
 
     def _check_unchanged(self, before: list[_SavedBuffer], snapshots: list[_BufferSnapshot]) -> None:
         """After a later call: adds to ``before`` the buffers that were replaced for the first time.
@@ -107,11 +111,11 @@ class RecomputedLayer:
         Raises:
             RunError: one was changed in place for the first time, so its values before are lost.
         """
-        for one in snapshots:
-            if one.overwritten:
+        for snapshot in snapshots:
+            if snapshot.overwritten:
                 raise self._changed_behaviour("a buffer in place", "its buffers")
-            if one.must_be_restored(one.tensor):
-                before.append((*one.buffer, one.tensor))
+            if snapshot.must_be_restored(snapshot.tensor):
+                before.append((*snapshot.buffer, snapshot.tensor))
 
     def _changed_behaviour(self, what: str, which: str) -> RunError:
         return RunError(

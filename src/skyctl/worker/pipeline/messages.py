@@ -139,8 +139,8 @@ class _MessageStream:
             [(tuple(spec.shape), parse_dtype(spec.dtype)) for spec in specs(m)] for m in range(microbatches)
         ]
         distinct = {kind for kinds in self._kinds for kind in kinds}
-        known = {kind: codec_for(link_dtype, *kind) for kind in distinct}
-        self._codecs = [[known[kind] for kind in kinds] for kinds in self._kinds]
+        codecs = {kind: codec_for(link_dtype, *kind) for kind in distinct}
+        self._codecs = [[codecs[kind] for kind in kinds] for kinds in self._kinds]
         self._buffers = _BufferPool()
 
     def _tag(self, microbatch: int) -> int:
@@ -219,8 +219,10 @@ class MessageReceiver(_MessageStream):
             )
         for work in posted.works:
             work.wait()
-        tensors = tuple(self._decode(one) for one in posted.incoming)
-        self._buffers.give_back(posted.header, [one.wire for one in posted.incoming if one.codec is not None])
+        tensors = tuple(self._decode(item) for item in posted.incoming)
+        self._buffers.give_back(
+            posted.header, [item.wire for item in posted.incoming if item.codec is not None]
+        )
         end = time.perf_counter()
         if not self._posted:
             self.refill()
@@ -243,7 +245,7 @@ class MessageReceiver(_MessageStream):
         incoming = [_IncomingTensor(self._buffer(kind, codec), kind, codec) for kind, codec in pairs]
         tag = self._tag(self._next)
         header_work = self._peer.recv(header.tensor, tag)
-        works = [self._peer.recv(one.wire, tag) for one in incoming if one.wire.numel()]
+        works = [self._peer.recv(item.wire, tag) for item in incoming if item.wire.numel()]
         self._posted.append(_PostedReceive(header, header_work, incoming, works))
         self._next += 1
 
@@ -343,11 +345,11 @@ class MessageSender(_MessageStream):
         self._buffers.give_back(pending.header, pending.wires)
 
     def _check(self, microbatch: int, tensors: Sequence[torch.Tensor]) -> None:
-        found, expected = [(tuple(t.shape), t.dtype) for t in tensors], self._kinds[microbatch]
-        if found != expected:
+        actual, expected = [(tuple(t.shape), t.dtype) for t in tensors], self._kinds[microbatch]
+        if actual != expected:
             what = "the gradient of its input" if self._backward else "its output"
             raise RunError(
-                f"{what} is {_describe_tensors(found)}; a trial run gave {_describe_tensors(expected)}",
+                f"{what} is {_describe_tensors(actual)}; a trial run gave {_describe_tensors(expected)}",
                 hint="a layer's output must have the same shapes and dtypes for every input of one size",
             )
 

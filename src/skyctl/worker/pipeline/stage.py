@@ -75,11 +75,11 @@ class PipelineStage:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, in the layers' order."""
-        found: dict[int, nn.Parameter] = {}
+        parameters: dict[int, nn.Parameter] = {}
         for layer in self.layers:
             for parameter in layer.parameters():
-                found.setdefault(id(parameter), parameter)
-        return list(found.values())
+                parameters.setdefault(id(parameter), parameter)
+        return list(parameters.values())
 
     @property
     def in_flight(self) -> int:
@@ -100,7 +100,7 @@ class PipelineStage:
             return flatten_as(value, self._output_structure, "its output")
         except StructureMismatchError as exc:
             raise RunError(
-                f"layer {type(self.layers[-1]).__name__} gives {exc.place} {exc.found}, {exc.wanted} when "
+                f"layer {type(self.layers[-1]).__name__} gives {exc.place} {exc.received}, {exc.wanted} when "
                 "the workload was loaded",
                 hint="let it give the same keys and parts for every batch, in train() and in eval()",
             ) from exc
@@ -217,8 +217,8 @@ class _SavedMicrobatch:
             adopted: storages that are parameters' gradients by now: while one is sent, the next microbatch is
                 added to it in place.
         """
-        found = () if self._capture is None else self._capture.gradients()
-        return tuple(g.clone() if adopted and g.untyped_storage()._cdata in adopted else g for g in found)
+        gradients = () if self._capture is None else self._capture.gradients()
+        return tuple(g.clone() if adopted and g.untyped_storage()._cdata in adopted else g for g in gradients)
 
 
 class _OutputGradients:

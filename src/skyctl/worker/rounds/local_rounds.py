@@ -97,11 +97,11 @@ class LocalRounds:
         ends = self._asked_to_end
         wanted = self._budget.begin(step, report)
         counted = wanted == self._options.steps or not self._options.drop_stragglers
-        made, loss = 0, 0.0
-        while made < (wanted if counted else 0):
-            self._skip_to(step * self._options.steps + made, next_batch)
+        steps_made, loss = 0, 0.0
+        while steps_made < (wanted if counted else 0):
+            self._skip_to(step * self._options.steps + steps_made, next_batch)
             self._next_batch += 1
-            self._seeder.step = number = step * self._options.steps + made
+            self._seeder.step = number = step * self._options.steps + steps_made
             self._executor.step(
                 number,
                 next_batch,
@@ -110,19 +110,19 @@ class LocalRounds:
                 report=report,
             )
             ends = ends or report.is_last
-            made += 1
+            steps_made += 1
             loss += report.loss or 0.0
-            if made < wanted and self._budget.is_spent(step, report):
+            if steps_made < wanted and self._budget.is_spent(step, report):
                 break
-        if self._options.drop_stragglers and made < self._options.steps:
+        if self._options.drop_stragglers and steps_made < self._options.steps:
             counted = False
-        if not made:  # others are busy now
+        if not steps_made:  # others are busy now
             self._skip_to((step + 1) * self._options.steps, next_batch)
-        samples = self._samples * made if counted else 0
-        report.local_steps, report.samples = made, samples
+        samples = self._samples * steps_made if counted else 0
+        report.local_steps, report.samples = steps_made, samples
         self._end(step, report, samples, ends=ends, stop_requested=stop_requested)
         if executor.is_last:
-            report.loss = loss / made if made else None
+            report.loss = loss / steps_made if steps_made else None
             self._share_loss(report, samples)
         else:
             report.loss = None
@@ -164,11 +164,11 @@ class LocalRounds:
         total = samples
         if self._average is not None:
             with progress.waits():
-                found = self._average.average(step, samples, end, self._start)
-            report.idle_s += found.idle_s
-            report.transfer_s += found.transfer_s
-            report.sync_s = found.idle_s + found.transfer_s
-            total, end = found.samples, found.end
+                average = self._average.average(step, samples, end, self._start)
+            report.idle_s += average.idle_s
+            report.transfer_s += average.transfer_s
+            report.sync_s = average.idle_s + average.transfer_s
+            total, end = average.samples, average.end
         if not total and self._start is not None:
             self._start.restore()
         elif self._outer is not None:

@@ -66,8 +66,8 @@ class OuterOptimizer:
         """The momentum of a weight of the stage; None: it has none yet, or it is not trained."""
         if self._optimizer is None or not weight.requires_grad:
             return None
-        found: Tensor | None = self._optimizer.state.get(self.start.of(weight), {}).get(_MOMENTUM)
-        return found
+        momentum: Tensor | None = self._optimizer.state.get(self.start.of(weight), {}).get(_MOMENTUM)
+        return momentum
 
     def restore_momentum(self, weight: nn.Parameter, value: Tensor) -> None:
         """Goes on with that momentum, as a checkpoint has it.

@@ -26,7 +26,7 @@ class RoundStart:
         self.weights = MasterWeights(p for layer in layers for p in layer.parameters())
         masters = self.weights.masters
         self.values = [torch.empty_like(master) for master in masters]
-        self._value_of = {id(master): one for master, one in zip(masters, self.values, strict=True)}
+        self._value_of = {id(master): value for master, value in zip(masters, self.values, strict=True)}
         self._buffers: SavedBuffers | None = None
 
     @torch.no_grad()

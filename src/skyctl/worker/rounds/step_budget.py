@@ -65,11 +65,11 @@ class StepBudget:
             if self._owner_steps is not None:
                 steps = min(steps, self._owner_steps(round_number))
                 self._progress.phase = f"round {round_number}, comparing how many local steps its stages make"
-                if (told := self._broadcast(steps, report)) != steps:
+                if (steps_there := self._broadcast(steps, report)) != steps:
                     raise WorkloadError(
                         f"owner {options.owner} affords different numbers of local steps in round "
-                        f"{round_number}: local_steps() comes to {steps} here, and to {told:g} on its first "
-                        "machine",
+                        f"{round_number}: local_steps() comes to {steps} here, and to {steps_there:g} on its "
+                        "first machine",
                         hint="all machines of an owner make the same steps: let local_steps(owner, round) "
                         "depend on owner and round alone",
                     )
@@ -112,13 +112,13 @@ def make_owner_steps(
 
     def owner_steps(round_number: int) -> int:
         with user_errors("local_steps()"):
-            found = function(owner, round_number)
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            steps = function(owner, round_number)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise WorkloadError(
                 f"{name}: local_steps({owner!r}, {round_number}) must give a whole number of at least 0, not "
-                f"{found!r:.80}",
+                f"{steps!r:.80}",
                 hint="how many local steps this owner can make in that round",
             )
-        return found
+        return steps
 
     return owner_steps

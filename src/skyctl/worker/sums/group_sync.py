@@ -60,8 +60,8 @@ class GroupSync:
         self._empty_layout = make_layout([], shares, 1)
         self._figures_layout: SumLayout | None = None
         if self._figures:
-            found = [figure.numel for figure in self._figures]
-            self._figures_layout = make_layout([found], shares, chunk_numel("float32", chunk_bytes))
+            numels = [figure.numel for figure in self._figures]
+            self._figures_layout = make_layout([numels], shares, chunk_numel("float32", chunk_bytes))
         self._sum_work: SumWork | None = None
         self._taken_count = self._ready_layers = 0
         self._open: list[Tensor] = []
@@ -83,15 +83,15 @@ class GroupSync:
     def take_aside(self, step: int, gradients: SummedGradients) -> SumWork:
         """A sum, to be begun later, of gradients of ``parameters`` that won't change any more."""
         kept, self.gradients = self.gradients, gradients
-        made = self._make_sum(self._passes.first(step), step)
+        sum_work = self._make_sum(self._passes.first(step), step)
         self.add_ready(0)
         self.gradients = kept
-        return made
+        return sum_work
 
     def _make_sum(self, layout: SumLayout, step: int) -> SumWork:
-        self._sum_work = made = SumWork(layout, step, kind=GRADIENTS, format=self._passes.format)
+        self._sum_work = sum_work = SumWork(layout, step, kind=GRADIENTS, format=self._passes.format)
         self._open, self._taken_count, self._ready_layers = [], 0, 0
-        return made
+        return sum_work
 
     def add_ready(self, layer: int) -> None:
         """The gradients of the stage's layers from that one on won't change any more."""

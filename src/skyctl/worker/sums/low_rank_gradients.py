@@ -103,22 +103,22 @@ class LowRankGradients(FloatGradients):
 
     def second_pass(self, codes: bytes) -> list[Tensor]:
         """This holder's Mᵀ P of each compressed parameter, flat, once all P are summed."""
-        found: list[_Factors] = []
+        all_factors: list[_Factors] = []
         of_rows: dict[int, list[_Factors]] = {}
         for factors, code in zip(self._factors, codes, strict=True) if self._compresses else ():
             if factors is None:
                 continue
             assert factors.p is not None, "take() comes first"
-            found.append(factors)
+            all_factors.append(factors)
             if code and bool(factors.p.isfinite().all()):
                 of_rows.setdefault(factors.rows, []).append(factors)
             else:  # told by what all holders have, so all do so
                 factors.summed_q = factors.p.new_zeros(factors.columns, self._rank)
         for alike in of_rows.values():
-            bases = orthonormal(torch.stack([one.p for one in alike if one.p is not None]))
+            bases = orthonormal(torch.stack([factors.p for factors in alike if factors.p is not None]))
             for factors, basis in zip(alike, bases, strict=True):
                 factors.project(basis)
-        return [one.summed_q.view(-1) for one in found if one.summed_q is not None]
+        return [factors.summed_q.view(-1) for factors in all_factors if factors.summed_q is not None]
 
     def finish(self, codes: bytes) -> None:
         """Compressed gradients become P Qᵀ, of rank R; residuals what that leaves out."""
@@ -185,8 +185,8 @@ def seed_of(seed: int, start: int, parameter: TrainedParameter, trained: Sequenc
     Args:
         start: of the stage, whose trained parameters are ``trained``.
     """
-    beside = [one for one in trained if one.layer == parameter.layer]
-    place = next(number for number, one in enumerate(beside) if one is parameter)
+    same_layer = [other for other in trained if other.layer == parameter.layer]
+    place = next(number for number, other in enumerate(same_layer) if other is parameter)
     return splitmix64(seed, start + parameter.layer, place)
 
 

@@ -73,5 +73,5 @@ def buckets_of(layout: SumLayout, layers: Sequence[Sequence[T]]) -> list[list[T]
     """What each bucket holds of the layers that the layout was made for."""
     ends = [-1, *layout.last_layer_of]
     return [
-        [one for layer in layers[before + 1 : last + 1] for one in layer] for before, last in pairwise(ends)
+        [item for layer in layers[before + 1 : last + 1] for item in layer] for before, last in pairwise(ends)
     ]

@@ -156,39 +156,39 @@ class RouteSum:
             inbox.put(None)
         self._inboxes.clear()
 
-    def _agree(self, found: bytes, largest: int) -> bytes:
+    def _agree(self, codes: bytes, largest: int) -> bytes:
         route, sum_work = self._agreement, self._sum_work
         assert sum_work is not None
-        found += bytes([not sum_work.is_tame])
-        self._note_end(found, None)
+        codes += bytes([not sum_work.is_tame])
+        self._note_end(codes, None)
         for child, posted in zip(route.up_children, self._agreements, strict=True):
-            found = bytes(map(max, found, self._receive_agreement(posted, UP, largest)))
-            self._note_end(found, child)
+            codes = bytes(map(max, codes, self._receive_agreement(posted, UP, largest)))
+            self._note_end(codes, child)
         works = []
         if route.up_parent is not None:
-            works.append(self._send_agreement(route.up_parent, UP, found))
+            works.append(self._send_agreement(route.up_parent, UP, codes))
         if self._agreed is not None:
-            found = self._receive_agreement(self._agreed, DOWN, largest)
-            self._note_end(found, route.down_parent)
-        works += [self._send_agreement(child, DOWN, found) for child in route.down_children]
+            codes = self._receive_agreement(self._agreed, DOWN, largest)
+            self._note_end(codes, route.down_parent)
+        works += [self._send_agreement(child, DOWN, codes) for child in route.down_children]
         for _, work in works:
             work.wait()
         self._agreements, self._agreed = [], None
-        sum_work.all_tame = not found[-1]
-        return found[:-1]
+        sum_work.all_tame = not codes[-1]
+        return codes[:-1]
 
-    def _note_end(self, found: bytes, by: int | None) -> None:
-        if found[0] and not self._has_ended:
+    def _note_end(self, codes: bytes, by: int | None) -> None:
+        if codes[0] and not self._has_ended:
             self._has_ended, self.ended_by = True, by
 
     def _post_agreement(self, rank: int, direction: int, nbytes: int) -> _PostedAgreement:
         message, peer = SumMessage(nbytes), self._peers[rank]
         return message, peer.recv(message.tensor, self._first_tag + direction), peer
 
-    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, Work]:
-        message = SumMessage(len(found))
-        message.fill(found)
-        message.stamp(self._agreement_stamp(direction, len(found)))
+    def _send_agreement(self, rank: int, direction: int, codes: bytes) -> tuple[SumMessage, Work]:
+        message = SumMessage(len(codes))
+        message.fill(codes)
+        message.stamp(self._agreement_stamp(direction, len(codes)))
         return message, self._peers[rank].send(message.tensor, self._first_tag + direction)
 
     def _receive_agreement(self, posted: _PostedAgreement, direction: int, largest: int) -> bytes:
@@ -267,11 +267,11 @@ class RouteSum:
         assert self._add_up is not None
         for bucket in range(sum_work.layout.buckets):
             sum_work.wait_bucket(bucket)
-            found = sum_work.sum_bucket(bucket, self._add_up)
-            if not is_finite(found):
-                said = f"the sum of step {sum_work.step}, group {self._group}, bucket {bucket} is not "
-                said += "finite, and what ranks add up is"
-                sum_work.doubt(SpoiltSumError(said, peer_rank=None))
+            bucket_sum = sum_work.sum_bucket(bucket, self._add_up)
+            if not is_finite(bucket_sum):
+                problem = f"the sum of step {sum_work.step}, group {self._group}, bucket {bucket} is not "
+                problem += "finite, and what ranks add up is"
+                sum_work.doubt(SpoiltSumError(problem, peer_rank=None))
 
     def _take_down(self, sum_work: SumWork, number: int) -> None:
         """Takes every chunk's sum of a route, and sends it on as it is."""
@@ -299,11 +299,11 @@ class RouteSum:
 
         def fault(place: int, payload: Tensor) -> str | None:
             numel = chunks[place].numel
-            if (found := codec.fault(payload, numel)) is None and not codec.is_finite(payload, numel):
-                said = f"sent {stamps[place]} with NaN or infinity, and what ranks add up is finite"
+            if (flaw := codec.fault(payload, numel)) is None and not codec.is_finite(payload, numel):
+                problem = f"sent {stamps[place]} with NaN or infinity, and what ranks add up is finite"
                 kind = SpoiltPartError if direction == UP else SpoiltSumError
-                sum_work.doubt(kind(f"{peer.name} {said}", peer_rank=rank))
-            return found
+                sum_work.doubt(kind(f"{peer.name} {problem}", peer_rank=rank))
+            return flaw
 
         return IncomingMessages(peer, self._tag(number, direction), stamps, fault)
 

@@ -71,8 +71,8 @@ class SharedExponents:
         Raises:
             RunError: they fitted already, so no honest rank has asked for that.
         """
-        known = [LEAST_EXPONENT] * len(self._seen) if self.exponents is None else self.exponents
-        wider = [max(e, self._fitting(code)) for e, code in zip(known, codes, strict=True)]
+        exponents = [LEAST_EXPONENT] * len(self._seen) if self.exponents is None else self.exponents
+        wider = [max(e, self._fitting(code)) for e, code in zip(exponents, codes, strict=True)]
         if wider == self.exponents:
             raise RunError("a rank wants a step to be made again whose gradients all fit their exponents")
         self.exponents = wider

@@ -173,7 +173,7 @@ def _scales(payload: Tensor, numel: int) -> Tensor:
 def is_finite(numbers: Tensor) -> bool:
     """Whether numbers and their sum are; a quarter of the time that ``isfinite`` of each would take."""
     sums = [part.sum(dtype=torch.float32) for part in torch.split(numbers, SERIAL_NUMEL)]
-    return all(math.isfinite(one.item()) for one in sums)
+    return all(math.isfinite(total.item()) for total in sums)
 
 
 def _parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

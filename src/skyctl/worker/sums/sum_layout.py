@@ -86,11 +86,11 @@ def make_layout(layers: Sequence[Sequence[int]], shares: Sequence[float], chunk_
 
 def _pieces(numels: Sequence[int], start: int, stop: int) -> tuple[Piece, ...]:
     """Elements [start, stop) of these tensors in a row, tensor by tensor."""
-    found = []
+    pieces = []
     offset = 0
     for tensor, numel in enumerate(numels):
         first, last = max(start, offset), min(stop, offset + numel)
         for at in range(first, last, SERIAL_NUMEL):
-            found.append(Piece(tensor, at - offset, min(last, at + SERIAL_NUMEL) - offset))
+            pieces.append(Piece(tensor, at - offset, min(last, at + SERIAL_NUMEL) - offset))
         offset += numel
-    return tuple(found)
+    return tuple(pieces)

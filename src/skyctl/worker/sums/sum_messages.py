@@ -89,9 +89,9 @@ class SumMessage:
 
     def check(self, expected: SumStamp, peer: Peer) -> None:
         """Raises PeerProtocolError where the header of what has arrived from the peer is another."""
-        found = SumStamp(*HEADER.unpack_from(self._memory)[:-1])
-        if found != expected:
-            raise peer.protocol_error(f"sent {found}; expected were {expected}")
+        stamp = SumStamp(*HEADER.unpack_from(self._memory)[:-1])
+        if stamp != expected:
+            raise peer.protocol_error(f"sent {stamp}; expected were {expected}")
 
 
 class IncomingMessages:

@@ -69,9 +69,9 @@ class SumWork:
 
     def add_bucket(self, tensors: Sequence[Tensor]) -> None:
         """The next bucket's numbers are there: flat tensors, which will hold the sum in the end."""
-        for one in tensors:
-            if one.numel() and one.is_floating_point():
-                self._extremes += torch.aminmax(one)
+        for tensor in tensors:
+            if tensor.numel() and tensor.is_floating_point():
+                self._extremes += torch.aminmax(tensor)
         with self._changed:
             self._buckets.append(tensors)
             self._changed.notify_all()
@@ -154,8 +154,10 @@ class SumWork:
             return tensors[0]
         flat = torch.cat(list(tensors))
         add_up(flat)
-        for one, part in zip(tensors, torch.split(flat, [one.numel() for one in tensors]), strict=True):
-            one.copy_(part)
+        for tensor, part in zip(
+            tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True
+        ):
+            tensor.copy_(part)
         return flat
 
     def gather(self, chunk: Chunk, out: Tensor) -> None:

@@ -114,21 +114,24 @@ class FloatGradients(SummedGradients):
 
     def codes(self) -> bytes:
         """1 where this rank has a gradient."""
-        return bytes(had for _, had in self._taken)
+        return bytes(had_gradient for _, had_gradient in self._taken)
 
     def finish(self, codes: bytes) -> None:
         """Where a gradient was summed in place it is there already."""
-        for place, ((flat, had), present) in enumerate(zip(self._taken, codes, strict=True)):
-            self._put(place, flat, had, present=bool(present))
+        for place, ((flat, had_gradient), present) in enumerate(zip(self._taken, codes, strict=True)):
+            self._put(place, flat, had_gradient, present=bool(present))
         self._taken = []
 
-    def _put(self, place: int, flat: Tensor, had: bool, *, present: bool) -> None:
-        """Puts a sum into the gradient. ``had``: there was one before; ``present``: some rank had one."""
+    def _put(self, place: int, flat: Tensor, had_gradient: bool, *, present: bool) -> None:
+        """Puts a sum into the gradient.
+
+        ``had_gradient``: there was one before; ``present``: some rank had one.
+        """
         master = self._masters[place]
         gradient = master.grad
-        if not had and present:
+        if not had_gradient and present:
             master.grad = flat.view(master.shape)
-        elif had and gradient is not None and not gradient.is_contiguous():
+        elif had_gradient and gradient is not None and not gradient.is_contiguous():
             gradient.copy_(flat.view(gradient.shape))
 
 
@@ -203,8 +206,8 @@ class IntegerGradients(SummedGradients):
     def codes(self) -> bytes:
         """The largest magnitude of each in any of this rank's microbatches (``magnitude_code``)."""
         if not self._codes:
-            found = [NONE if m is None else magnitude_code(m.item()) for m in self._magnitudes]
-            self._codes = bytes(found)
+            codes = [NONE if m is None else magnitude_code(m.item()) for m in self._magnitudes]
+            self._codes = bytes(codes)
         return self._codes
 
     def overflows(self) -> bool:
@@ -292,13 +295,13 @@ def check_summable(layers: Sequence[nn.Module]) -> None:
 def find_trained(layers: Sequence[nn.Module]) -> list[TrainedParameter]:
     """What is trained, each parameter once: in its first layer."""
     seen: set[int] = set()
-    found = []
+    parameters = []
     for number, layer in enumerate(layers):
         for parameter in layer.parameters():
             if id(parameter) not in seen and parameter.requires_grad:
                 seen.add(id(parameter))
-                found.append(TrainedParameter(number, master_of(parameter)))
-    return found
+                parameters.append(TrainedParameter(number, master_of(parameter)))
+    return parameters
 
 
 def sparse_error(what: str) -> WorkloadError:

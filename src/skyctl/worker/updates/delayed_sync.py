@@ -67,11 +67,11 @@ class DelayedSync(GradientSync):
         Raises: as ``GradientSync.finish``.
         """
         following = [_PendingSum(group, step) for group in self._groups]
-        found = self.settle() if self._pending else None
-        for one in following:
-            one.begin(is_last)
+        report = self.settle() if self._pending else None
+        for group_sync in following:
+            group_sync.begin(is_last)
         self._pending = following
-        return found
+        return report
 
     def settle(self) -> SyncReport:
         """Waits for the sum that is under way, which parameters then have as gradients.
@@ -79,12 +79,12 @@ class DelayedSync(GradientSync):
         Raises: as ``GradientSync.finish``.
         """
         ended = time.perf_counter()
-        told = [one.finish() for one in self._pending]
-        began = max(one.sum_work.agreed_at for one in self._pending)
+        are_last = [group_sync.finish() for group_sync in self._pending]
+        began = max(group_sync.sum_work.agreed_at for group_sync in self._pending)
         self._pending = []
         waited_s = time.perf_counter() - ended
         idle_s = min(waited_s, max(0.0, began - ended))  # some holder had not come so far
-        return SyncReport(idle_s, waited_s - idle_s, any(told), repeats=False)
+        return SyncReport(idle_s, waited_s - idle_s, any(are_last), repeats=False)
 
 
 class _PendingSum:

@@ -95,7 +95,7 @@ class GradientClipper:
 
     @staticmethod
     def _gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        found = []
+        gradients = []
         for parameter in parameters:
             accumulate_into_master(parameter)
             gradient = master_of(parameter).grad
@@ -104,8 +104,8 @@ class GradientClipper:
                     gradient = gradient.coalesce()
                     master_of(parameter).grad = gradient
                     gradient = gradient.values()
-                found.append(gradient.detach())
-        return found
+                gradients.append(gradient.detach())
+        return gradients
 
     def _squared_norm(self) -> float:
         norms = [torch.linalg.vector_norm(g, dtype=_sum_dtype(g)) for g in self._gradients(self._counted)]

@@ -56,7 +56,7 @@ class LearningRateScheduler:
                 for _ in range(first_step):
                     self.advance()
             groups = zip(optimizer.param_groups, before, strict=True)
-            moved = {key for now, had in groups for key in now if now[key] is not had.get(key)}
+            moved = {key for now, old in groups for key in now if now[key] is not old.get(key)}
             self.options = frozenset(moved | {"lr"})
         elif recipe.changes_learning_rate:
             self._scheduler = _scheduler_of_recipe(optimizer, recipe, first_step)

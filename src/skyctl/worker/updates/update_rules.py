@@ -100,18 +100,18 @@ class EachStep:
         if self._sync is None:
             return False
         with self._update.progress.waits(f"step {step}, the sum of the gradients"):
-            found = self._sync.finish(is_last=report.is_last)
-        self._count_sum(found, report)
-        report.is_last, report.ahead = found.is_last, found.ahead
-        return found.repeats
+            sync_report = self._sync.finish(is_last=report.is_last)
+        self._count_sum(sync_report, report)
+        report.is_last, report.ahead = sync_report.is_last, sync_report.ahead
+        return sync_report.repeats
 
-    def _count_sum(self, found: SyncReport, report: StepReport) -> None:
+    def _count_sum(self, sync_report: SyncReport, report: StepReport) -> None:
         """Adds what was waited for a sum to the step's figures."""
-        report.idle_s += found.idle_s
-        report.transfer_s += found.transfer_s
-        report.sync_s = (report.sync_s or 0.0) + found.sync_s
+        report.idle_s += sync_report.idle_s
+        report.transfer_s += sync_report.transfer_s
+        report.sync_s = (report.sync_s or 0.0) + sync_report.sync_s
         if self._update.recorder is not None:
-            self._update.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
+            self._update.recorder.record_wait(0, sync_report.idle_s, sync_report.transfer_s, SUM)
 
 
 class OneLate(EachStep):
