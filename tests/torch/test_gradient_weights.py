@@ -50,11 +50,11 @@ def test_what_can_not_be_weighted_is_refused_on_every_rank(tmp_path: Path):
     ends = run_ranks(SCRIPTS / "refused_weights.py", 2, tmp_path)
     for end in ends:
         assert end.returncode == 0, end.stderr
-        told = json.loads(end.stdout)
-        assert "it needs a DistributedDataParallel" in told["plain module"]
-        assert "only once" in told["twice"]
-        assert "finds no tensor" in told["no tensor"]
-        assert "has counted no samples" in told["inner module"]
+        errors = json.loads(end.stdout)
+        assert "it needs a DistributedDataParallel" in errors["plain module"]
+        assert "only once" in errors["twice"]
+        assert "finds no tensor" in errors["no tensor"]
+        assert "has counted no samples" in errors["inner module"]
 
 
 def test_a_world_of_one_rank_needs_no_weights(monkeypatch: pytest.MonkeyPatch):

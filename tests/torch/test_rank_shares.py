@@ -8,10 +8,10 @@ from skyctl.torch import rank_shares, share, shares
 def ranks(monkeypatch):
     """Puts this process into a world as its environment tells it."""
 
-    def enter(rank, world_size, told=None, speeds=None):
+    def enter(rank, world_size, shares=None, speeds=None):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(world_size))
-        for name, value in (("SKYCTL_SHARES", told), ("SKYCTL_SPEEDS", speeds)):
+        for name, value in (("SKYCTL_SHARES", shares), ("SKYCTL_SPEEDS", speeds)):
             if value is None:
                 monkeypatch.delenv(name, raising=False)
             else:

@@ -8,8 +8,8 @@ from skyctl.torch.share_advice import RankTimes, better_shares, summarize
 
 def test_the_median_of_each_step_s_time_by_its_samples():
     times = [(8.0, 4), (8.0, 4), (1.0, 1), (80.0, 4), (9.0, 4)]
-    found = summarize(times, share=None)
-    assert (found.samples, found.sample_s) == (4, 2.0)
+    summary = summarize(times, share=None)
+    assert (summary.samples, summary.sample_s) == (4, 2.0)
     assert summarize([(8.0, None)] * 5, share=4) == RankTimes(4, 2.0, 0.0)
     assert summarize([(8.0, None)] * 5, share=None) is None
     assert summarize([(8.0, 4)] * 2, share=None) is None  # too few to tell
@@ -32,11 +32,13 @@ def test_all_ranks_agree_and_the_first_one_says_it(tmp_path):
     *lines, first = ends[0].stdout.splitlines()
     second = ends[1].stdout.strip()  # the other one says nothing
     assert first == second
-    said = json.loads(first)
-    assert [number for number, shares in enumerate(said) if shares] == [49, 99]
-    assert said[49][0] > 6 > said[49][1] >= 1
-    assert sum(said[49]) == 12
-    assert lines[0].startswith(f"skyctl: shares {said[49][0]},{said[49][1]} would make a step's computing")
+    advised = json.loads(first)
+    assert [number for number, shares in enumerate(advised) if shares] == [49, 99]
+    assert advised[49][0] > 6 > advised[49][1] >= 1
+    assert sum(advised[49]) == 12
+    assert lines[0].startswith(
+        f"skyctl: shares {advised[49][0]},{advised[49][1]} would make a step's computing"
+    )
 
 
 def test_a_script_that_says_no_samples_is_refused_on_all_ranks(tmp_path):

@@ -16,10 +16,10 @@ def deal(length, shares, epoch=0, skip=0, **options):
     """Each rank's batches of an epoch."""
     dealt = []
     for rank in range(len(shares)):
-        one = ShareSampler(length, shares, rank, **options)
-        one.set_epoch(epoch, skip)
-        batches = list(one)
-        assert len(batches) == len(one) - skip
+        sampler = ShareSampler(length, shares, rank, **options)
+        sampler.set_epoch(epoch, skip)
+        batches = list(sampler)
+        assert len(batches) == len(sampler) - skip
         dealt.append(batches)
     return dealt
 
@@ -29,7 +29,7 @@ def deal(length, shares, epoch=0, skip=0, **options):
 def test_an_epoch_deals_each_sample_once_in_equally_many_steps(shares, more, shuffle):
     length, batch = len(shares) + more, sum(shares)
     dealt = deal(length, shares, epoch=3, shuffle=shuffle)
-    assert sorted(i for batches in dealt for one in batches for i in one) == list(range(length))
+    assert sorted(i for batches in dealt for indices in batches for i in indices) == list(range(length))
     steps = len(dealt[0])
     assert {len(batches) for batches in dealt} == {steps}
     assert steps in (length // batch, math.ceil(length / batch))
@@ -58,17 +58,17 @@ def test_without_the_last_step_all_steps_are_whole(shares, more):
     length, batch = sum(shares) + more, sum(shares)
     dealt = deal(length, shares, drop_last=True)
     for batches, share in zip(dealt, shares, strict=True):
-        assert [len(one) for one in batches] == [share] * (length // batch)
-    flat = [i for batches in dealt for one in batches for i in one]
+        assert [len(indices) for indices in batches] == [share] * (length // batch)
+    flat = [i for batches in dealt for indices in batches for i in indices]
     assert len(flat) == len(set(flat)) == length // batch * batch
 
 
 def test_a_step_takes_the_samples_of_a_distributed_sampler_with_the_same_seed_and_epoch():
     theirs = []
     for rank in range(4):
-        one = DistributedSampler(range(64), num_replicas=4, rank=rank, seed=3)
-        one.set_epoch(2)
-        theirs.append(list(one))
+        sampler = DistributedSampler(range(64), num_replicas=4, rank=rank, seed=3)
+        sampler.set_epoch(2)
+        theirs.append(list(sampler))
     dealt = deal(64, [8, 4, 2, 2], epoch=2, seed=3)
     for step in range(4):
         ours = {i for batches in dealt for i in batches[step]}
@@ -82,18 +82,18 @@ def test_epochs_differ_and_are_the_same_each_time():
 
 
 def test_epochs_are_counted_where_nobody_sets_them():
-    one, other = ShareSampler(20, [3, 1], 0), ShareSampler(20, [3, 1], 0)
+    sampler, other = ShareSampler(20, [3, 1], 0), ShareSampler(20, [3, 1], 0)
     other.set_epoch(1)
-    assert list(one) != list(other) == list(one)
+    assert list(sampler) != list(other) == list(sampler)
 
 
 def test_a_skip_counts_once():
-    one = ShareSampler(20, [3, 1], 0)
-    one.set_epoch(1, skip=2)
-    assert len(list(one)) == 3
-    assert len(list(one)) == 5
+    sampler = ShareSampler(20, [3, 1], 0)
+    sampler.set_epoch(1, skip=2)
+    assert len(list(sampler)) == 3
+    assert len(list(sampler)) == 5
     with pytest.raises(InputError, match="can't skip 6 steps of an epoch of 5"):
-        one.set_epoch(1, skip=6)
+        sampler.set_epoch(1, skip=6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -17,12 +17,12 @@ INJECTED = os.path.join(os.path.dirname(step_clock.__file__), "injected")
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that runs, with the steps that it told of."""
-    one = StepClock()
-    one.told = []
-    one.listeners.append(one.told.append)
-    one.start()
-    yield one
-    one.stop()
+    own_clock = StepClock()
+    own_clock.notes = []
+    own_clock.listeners.append(own_clock.notes.append)
+    own_clock.start()
+    yield own_clock
+    own_clock.stop()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_waits_are_taken_off_and_all_else_counts(clock, hours):
         backward(model, hours, waits_s)
         hours.spend(0.5)  # clipping
         optimizer.step()
-    assert clock.told == [StepTime(1, 6.5, None), StepTime(2, 6.5, None)]
+    assert clock.notes == [StepTime(1, 6.5, None), StepTime(2, 6.5, None)]
 
 
 def test_a_step_of_several_backwards_is_one(clock, hours):
@@ -88,7 +88,7 @@ def test_a_step_of_several_backwards_is_one(clock, hours):
             backward(model, hours, waits_s=2)
             clock.add_samples(5)
         optimizer.step()
-    assert clock.told == [StepTime(1, 20.0, 20.0), StepTime(2, 20.0, 20.0)]
+    assert clock.notes == [StepTime(1, 20.0, 20.0), StepTime(2, 20.0, 20.0)]
 
 
 def test_an_optimizer_that_computes_within_its_step(clock, hours):
@@ -102,7 +102,7 @@ def test_an_optimizer_that_computes_within_its_step(clock, hours):
 
     for _ in range(3):
         optimizer.step(closure)
-    assert clock.told == [StepTime(1, 5.0, None), StepTime(2, 5.0, None)]
+    assert clock.notes == [StepTime(1, 5.0, None), StepTime(2, 5.0, None)]
 
 
 def test_steps_of_several_optimizers_end_with_the_first(clock, hours):
@@ -113,14 +113,14 @@ def test_steps_of_several_optimizers_end_with_the_first(clock, hours):
             backward(model, hours, waits_s=9)
             optimizer.step()
     # the second model's wait is known to be one once its optimizer has stepped
-    assert [step.compute_s for step in clock.told] == [19.0, 10.0, 10.0]
+    assert [step.compute_s for step in clock.notes] == [19.0, 10.0, 10.0]
     optimizer = optimizers[1]
     del optimizers, model, models
     for _ in range(2):  # the first one is gone: another phase of the script
         hours.spend(4)
         optimizer.step()
-    assert clock.told[-1].step == 5
-    assert clock.told[-1].compute_s == 4.0
+    assert clock.notes[-1].step == 5
+    assert clock.notes[-1].compute_s == 4.0
 
 
 def test_an_optimizer_that_steps_within_the_backward(clock, hours):
@@ -130,7 +130,7 @@ def test_an_optimizer_that_steps_within_the_backward(clock, hours):
         parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())
     for _ in range(4):
         backward(model, hours, waits_s=7)
-    assert [round(step.compute_s, 6) for step in clock.told[1:]] == [5.0, 5.0]
+    assert [round(step.compute_s, 6) for step in clock.notes[1:]] == [5.0, 5.0]
 
 
 def test_a_step_that_the_optimizer_skips_is_part_of_the_next(clock, hours):
@@ -145,7 +145,7 @@ def test_a_step_that_the_optimizer_skips_is_part_of_the_next(clock, hours):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert [step.compute_s for step in clock.told] == [5.0, 10.0]
+    assert [step.compute_s for step in clock.notes] == [5.0, 10.0]
 
 
 def test_a_backward_that_failed_does_not_stop_the_clock(clock, hours):
@@ -162,7 +162,7 @@ def test_a_backward_that_failed_does_not_stop_the_clock(clock, hours):
         except ValueError:
             handle.remove()
         optimizer.step()
-    assert clock.told[-1] == StepTime(3, 5.0, None)
+    assert clock.notes[-1] == StepTime(3, 5.0, None)
 
 
 def test_a_clock_that_stopped_has_left_nothing(hours):

@@ -37,22 +37,22 @@ def rank_and_world_size() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def told_shares() -> tuple[int, ...] | None:
+def environment_shares() -> tuple[int, ...] | None:
     """All ranks' samples of a step as skyctl told them, by rank; None: it told none.
 
     Raises:
         InputError: they can't be read, or are not as many as there are ranks.
     """
-    return _told(SHARES, int, "shares", "whole numbers of at least 1")
+    return _read_variable(SHARES, int, "shares", "whole numbers of at least 1")
 
 
-def told_speeds() -> tuple[float, ...] | None:
+def environment_speeds() -> tuple[float, ...] | None:
     """All ranks' relative speeds as skyctl told them, by rank; None: it knows none.
 
     Raises:
         InputError: they can't be read, or are not as many as there are ranks.
     """
-    return _told(SPEEDS, float, "speeds", "positive numbers")
+    return _read_variable(SPEEDS, float, "speeds", "positive numbers")
 
 
 def asked_batch() -> int | None:
@@ -60,7 +60,7 @@ def asked_batch() -> int | None:
     return _Here.batch
 
 
-def _told(
+def _read_variable(
     variable: str, read: Callable[[str], NumberT], kind: str, needed: str
 ) -> tuple[NumberT, ...] | None:
     """A variable's number for each rank; None: it is not set. Raises InputError, as the callers say."""
@@ -68,22 +68,22 @@ def _told(
     if not text:
         return None
     try:
-        told = tuple(read(part) for part in text.split(","))
+        numbers = tuple(read(part) for part in text.split(","))
     except ValueError:
-        told = ()
-    if not told or not all(0 < number < math.inf for number in told):
+        numbers = ()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
         raise InputError(
             f"{variable} is {text!r}; it needs {needed}, separated by commas",
             hint=f"let skyctl set it, or unset {variable} for equal shares",
         )
     _, world_size = rank_and_world_size()
-    if len(told) != world_size:
+    if len(numbers) != world_size:
         raise InputError(
-            f"{variable} has the {kind} of {len(told)} ranks, but there are {world_size}",
+            f"{variable} has the {kind} of {len(numbers)} ranks, but there are {world_size}",
             hint="start the script once per rank that skyctl was told of, "
             f"or unset {variable} for equal shares",
         )
-    return told
+    return numbers
 
 
 def shares(total: int | None = None) -> tuple[int, ...]:
@@ -102,24 +102,24 @@ def shares(total: int | None = None) -> tuple[int, ...]:
     Raises:
         InputError: there are fewer samples than ranks, or neither ``total`` nor shares from skyctl.
     """
-    told = told_shares()
+    shares_given = environment_shares()
     _, world_size = rank_and_world_size()
     if total is None:
-        if told is None:
+        if shares_given is None:
             raise InputError(
                 "skyctl has told this script no shares, and it names no batch to share",
                 hint="say how many samples a step has over all ranks, as in share(64)",
             )
-        return told
+        return shares_given
     if total < world_size:
         raise InputError(
             f"a batch of {total} is too small for {world_size} ranks: each needs at least one sample",
             hint=f"use a batch of {world_size} or more, or fewer ranks",
         )
     _Here.batch = _Here.batch or total
-    if told is not None and sum(told) == total:
-        return told
-    return proportional_shares(total, told_speeds() or told or (1,) * world_size)
+    if shares_given is not None and sum(shares_given) == total:
+        return shares_given
+    return proportional_shares(total, environment_speeds() or shares_given or (1,) * world_size)
 
 
 def share(total: int | None = None) -> int:

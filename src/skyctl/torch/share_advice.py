@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from skyctl.errors import InputError
 from skyctl.schedule.batch_shares import best_shares
-from skyctl.torch.rank_shares import rank_and_world_size, told_shares
+from skyctl.torch.rank_shares import rank_and_world_size, environment_shares
 from skyctl.torch.step_clock import StepTime, running_clock
 
 STEPS_BETWEEN = 50
@@ -41,7 +41,7 @@ class _Here:
     calls = 0
     listens = False
     times: list[tuple[float, float | None]]
-    told: tuple[int, ...] | None = None
+    printed: tuple[int, ...] | None = None
 
 
 def step(samples: int | None = None) -> tuple[int, ...] | None:
@@ -73,29 +73,29 @@ def step(samples: int | None = None) -> tuple[int, ...] | None:
     _Here.calls += 1
     if _Here.calls % STEPS_BETWEEN:
         return None
-    if samples is None and (told := told_shares()) is not None:
-        samples = told[rank]
+    if samples is None and (shares_given := environment_shares()) is not None:
+        samples = shares_given[rank]
     mine = summarize(_Here.times, samples)
     _Here.times = []
     gathered: list[RankTimes | None] = [mine]
     if world_size > 1:
         gathered = [None] * world_size
         dist.all_gather_object(gathered, mine)
-    known = [times for times in gathered if times is not None]
-    if len(known) < world_size:
+    complete = [times for times in gathered if times is not None]
+    if len(complete) < world_size:
         raise InputError(
             f"step() has no times per sample of ranks {[r for r, t in enumerate(gathered) if t is None]}",
             hint="step a torch.optim optimizer, and use weigh(), step(samples) or shares from skyctl",
         )
-    better, now_s, then_s = better_shares(known)
-    if better is not None and rank == 0 and better != _Here.told:
-        present = ",".join(f"{times.samples:g}" for times in known)
+    better, now_s, then_s = better_shares(complete)
+    if better is not None and rank == 0 and better != _Here.printed:
+        present = ",".join(f"{times.samples:g}" for times in complete)
         print(
             f"skyctl: shares {','.join(map(str, better))} would make a step's computing take {then_s:.3g} s"
             f" in the place of {now_s:.3g} s (now {present})",
             flush=True,
         )
-    _Here.told = better
+    _Here.printed = better
     return better
 
 
@@ -110,14 +110,14 @@ def summarize(times: Sequence[tuple[float, float | None]], share: int | None) ->
         times: of some steps.
         share: samples of steps that don't say theirs.
     """
-    known = [(own_s, samples or share) for own_s, samples in times]
-    rates = [own_s / samples for own_s, samples in known if samples]
+    counted = [(own_s, samples or share) for own_s, samples in times]
+    rates = [own_s / samples for own_s, samples in counted if samples]
     if len(rates) < 3:
         return None
     sample_s = statistics.median(rates)
     spread_s = 1.4826 * statistics.median(abs(rate - sample_s) for rate in rates)
     error = 1.2533 * spread_s / sample_s / len(rates) ** 0.5 if sample_s > 0 else 0.0
-    return RankTimes(statistics.median(samples for _, samples in known if samples), sample_s, error)
+    return RankTimes(statistics.median(samples for _, samples in counted if samples), sample_s, error)
 
 
 def better_shares(ranks: Sequence[RankTimes]) -> tuple[tuple[int, ...] | None, float, float]:
@@ -128,7 +128,7 @@ def better_shares(ranks: Sequence[RankTimes]) -> tuple[tuple[int, ...] | None, f
     sample_s = [times.sample_s for times in ranks]
     now_s = max(times.samples * times.sample_s for times in ranks)
     batch = max(len(ranks), round(sum(times.samples for times in ranks)))
-    found = best_shares(batch, [0.0] * len(ranks), sample_s)
-    then_s = max(n * each for n, each in zip(found, sample_s, strict=True))
+    best = best_shares(batch, [0.0] * len(ranks), sample_s)
+    then_s = max(n * each for n, each in zip(best, sample_s, strict=True))
     least = max(LEAST_GAIN, ERRORS_OF_A_GAIN * max(times.error for times in ranks))
-    return (found if now_s > then_s * (1 + least) else None), now_s, then_s
+    return (best if now_s > then_s * (1 + least) else None), now_s, then_s

@@ -21,17 +21,17 @@ sample_s = [float(part) for part in sys.argv[1].split(",")][rank]
 samples = share(12)
 model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-said = []
+answers = []
 try:
     for _ in range(100):
         time.sleep(sample_s * samples)
         model(torch.ones(samples, 2)).sum().backward()
         optimizer.step()
-        said.append(step(samples if "silent" not in sys.argv else None))
+        answers.append(step(samples if "silent" not in sys.argv else None))
 except Exception as error:
     print(error)
 else:
-    print(json.dumps(said))
+    print(json.dumps(answers))
 del model, optimizer
 gc.collect()
 dist.barrier()  # else a rank of DDP over Gloo may abort as it ends (torch 2.13)

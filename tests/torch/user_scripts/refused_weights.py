@@ -36,7 +36,7 @@ def inner() -> None:
     model.module(torch.ones(3, 2)).sum().backward()
 
 
-told = {}
+errors = {}
 for name, wrong in {
     "plain module": lambda: weigh(nn.Linear(2, 2)),
     "twice": twice,
@@ -46,8 +46,8 @@ for name, wrong in {
     try:
         wrong()
     except Exception as error:
-        told[name] = str(error)
-print(json.dumps(told))
+        errors[name] = str(error)
+print(json.dumps(errors))
 gc.collect()
 dist.barrier()  # else a rank of DDP over Gloo may abort as it ends (torch 2.13)
 dist.destroy_process_group()

@@ -192,12 +192,12 @@ CASES = {
     "join": joined,
     "empty": empty,
 }
-found = {}
+results = {}
 for name, case in CASES.items():
     if len(sys.argv) < 2 or name in sys.argv[1:]:
-        found[name] = case()
+        results[name] = case()
 if rank == 0:
-    print(json.dumps(found))
+    print(json.dumps(results))
 gc.collect()
 dist.barrier()  # else a rank of DDP over Gloo may abort as it ends (torch 2.13)
 dist.destroy_process_group()
