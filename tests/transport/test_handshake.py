@@ -38,8 +38,8 @@ class ListenerThread:
     """A listener whose ``accept`` runs in a thread of its own."""
 
     def __init__(self, **options: object) -> None:
-        self.told: list[str] = []
-        options = {"purpose": "test", "log": self.told.append} | options
+        self.log: list[str] = []
+        options = {"purpose": "test", "log": self.log.append} | options
         self.gate = AuthenticatingListener(open_listener(HERE), SECRET, **options)  # type: ignore[arg-type]
         self.port = int(self.gate.port)
         self.got: list[AuthenticatedSocket | BaseException] = []
@@ -67,9 +67,9 @@ class ListenerThread:
     def close(self) -> None:
         self.gate.close()
         self._thread.join(30)
-        for one in self.got:
-            if isinstance(one, AuthenticatedSocket):
-                one.sock.close()
+        for entrant in self.got:
+            if isinstance(entrant, AuthenticatedSocket):
+                entrant.sock.close()
 
 
 def hello(nonce: bytes = bytes(NONCE_BYTES)) -> bytes:
@@ -79,15 +79,15 @@ def hello(nonce: bytes = bytes(NONCE_BYTES)) -> bytes:
 
 @pytest.fixture
 def door() -> Iterator[Callable[..., ListenerThread]]:
-    made: list[ListenerThread] = []
+    listeners: list[ListenerThread] = []
 
     def make(**options: object) -> ListenerThread:
-        made.append(ListenerThread(**options))
-        return made[-1]
+        listeners.append(ListenerThread(**options))
+        return listeners[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for listener in listeners:
+        listener.close()
 
 
 def gets_in(door: ListenerThread) -> None:
@@ -101,9 +101,9 @@ def gets_in(door: ListenerThread) -> None:
 def test_both_ends_have_the_same_fresh_key(door: StartListener) -> None:
     keys = []
     for _ in range(2):
-        one = door()
-        with closing((mine := one.enter()).sock):
-            theirs = one.result()
+        listener = door()
+        with closing((mine := listener.enter()).sock):
+            theirs = listener.result()
             assert isinstance(theirs, AuthenticatedSocket)
             assert mine.key == theirs.key
             assert SECRET.encode() not in mine.key
@@ -115,15 +115,15 @@ def test_both_ends_have_the_same_fresh_key(door: StartListener) -> None:
 def test_a_wrong_secret_or_purpose_is_found_out_by_the_one_who_enters(
     door: StartListener,
 ) -> None:
-    one = door()
+    listener = door()
     with pytest.raises(AuthenticationError, match="does not know the secret"):
-        one.enter(secret="another")
+        listener.enter(secret="another")
     with pytest.raises(AuthenticationError):
-        one.enter(purpose="something else")
-    gets_in(one)
-    assert len(one.told) == 2
-    assert "refused an unauthenticated peer, 127.0.0.1:" in one.told[0]
-    assert all(SECRET not in line for line in one.told)
+        listener.enter(purpose="something else")
+    gets_in(listener)
+    assert len(listener.log) == 2
+    assert "refused an unauthenticated peer, 127.0.0.1:" in listener.log[0]
+    assert all(SECRET not in line for line in listener.log)
 
 
 def test_a_gate_that_does_not_know_the_secret_learns_nothing_and_lets_nobody_in() -> None:
@@ -148,43 +148,47 @@ def test_a_gate_that_does_not_know_the_secret_learns_nothing_and_lets_nobody_in(
 
 
 def test_a_listeners_own_proof_sent_back_does_not_open_it(door: StartListener) -> None:
-    one = door()
-    with one.unauthenticated() as sock:
+    listener = door()
+    with listener.unauthenticated() as sock:
         sock.sendall(hello())
         answer = recv_exactly(sock, 64)
         sock.sendall(answer[32:])
         assert sock.recv(1) == b""
-    gets_in(one)
-    assert "its proof is wrong" in one.told[0]
+    gets_in(listener)
+    assert "its proof is wrong" in listener.log[0]
 
 
 def test_what_speaks_something_else_is_sent_away_at_its_first_bytes(
     door: StartListener,
 ) -> None:
-    one = door()
-    with one.unauthenticated() as sock:
+    listener = door()
+    with listener.unauthenticated() as sock:
         sock.sendall(b"GET")
         assert sock.recv(1) == b""
-    with one.unauthenticated() as sock:
+    with listener.unauthenticated() as sock:
         pass
-    gets_in(one)
-    assert ["something else" in line for line in one.told] == [True, False]
-    assert "closed the connection without a proof" in one.told[1]
+    gets_in(listener)
+    assert ["something else" in line for line in listener.log] == [True, False]
+    assert "closed the connection without a proof" in listener.log[1]
 
 
 def test_the_silent_are_dropped_in_time(door: StartListener) -> None:
-    one = door(handshake_timeout_s=0.2)
-    with one.unauthenticated() as silent, one.unauthenticated() as slow:
+    listener = door(handshake_timeout_s=0.2)
+    with listener.unauthenticated() as silent, listener.unauthenticated() as slow:
         slow.sendall(MAGIC[:3])
         assert silent.recv(1) == b""
         assert slow.recv(1) == b""
-    assert all("no proof within" in line for line in one.told)
-    gets_in(one)
+    assert all("no proof within" in line for line in listener.log)
+    gets_in(listener)
 
 
 def test_a_wrong_hello_learns_nothing_and_a_right_one_serves_once(door: StartListener) -> None:
-    one = door()
-    with one.unauthenticated() as guessing, one.unauthenticated() as first, one.unauthenticated() as again:
+    listener = door()
+    with (
+        listener.unauthenticated() as guessing,
+        listener.unauthenticated() as first,
+        listener.unauthenticated() as again,
+    ):
         guessing.sendall(MAGIC + bytes(NONCE_BYTES + 32))
         assert recv_exactly(guessing, 64) == NOTHING
         assert guessing.recv(1) == b""
@@ -192,29 +196,29 @@ def test_a_wrong_hello_learns_nothing_and_a_right_one_serves_once(door: StartLis
         assert recv_exactly(first, 64) != NOTHING
         again.sendall(hello())  # as heard on the wire
         assert again.recv(64) == b""
-    gets_in(one)
-    assert ["does not know the secret" in line for line in one.told] == [True, False, False]
-    assert "another's before" in one.told[1]
+    gets_in(listener)
+    assert ["does not know the secret" in line for line in listener.log] == [True, False, False]
+    assert "another's before" in listener.log[1]
 
 
 def test_a_crowd_between_hello_and_proof_keeps_nobody_out(door: StartListener) -> None:
     """As many as come within a long round trip: who has said hello stays."""
-    one = door(handshake_timeout_s=60.0)
+    listener = door(handshake_timeout_s=60.0)
     crowd: list[socket.socket] = []
-    with closing(one.unauthenticated()) as sock:
+    with closing(listener.unauthenticated()) as sock:
         mine = bytes(NONCE_BYTES)
         sock.sendall(hello(mine))
         answer = recv_exactly(sock, 64)
         try:
             crowd += [
-                one.unauthenticated() for _ in range(MAX_STRANGERS_PER_ADDRESS + MAX_LOGGED_REFUSALS + 9)
+                listener.unauthenticated() for _ in range(MAX_STRANGERS_PER_ADDRESS + MAX_LOGGED_REFUSALS + 9)
             ]
-            until(lambda: len(one.told) == MAX_LOGGED_REFUSALS)
+            until(lambda: len(listener.log) == MAX_LOGGED_REFUSALS)
             sock.sendall(handshake._make_proof(SECRET, "test", "connector", mine + answer[:NONCE_BYTES]))
             assert recv_exactly(sock, 1) == b"\1"
-            assert isinstance(one.result(), AuthenticatedSocket)
-            assert len(one.gate._pending) <= MAX_STRANGERS_PER_ADDRESS
-            assert one.told[-1].endswith("further ones are not logged")
+            assert isinstance(listener.result(), AuthenticatedSocket)
+            assert len(listener.gate._pending) <= MAX_STRANGERS_PER_ADDRESS
+            assert listener.log[-1].endswith("further ones are not logged")
         finally:
             for stranger in crowd:
                 stranger.close()
@@ -223,33 +227,33 @@ def test_a_crowd_between_hello_and_proof_keeps_nobody_out(door: StartListener) -
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is this machine on Linux alone")
 def test_a_crowd_from_elsewhere_keeps_not_even_the_slow_out(door: StartListener) -> None:
     """Each address has so many connections, and no more; in all there is room for several such crowds."""
-    one = door(handshake_timeout_s=60.0)
+    listener = door(handshake_timeout_s=60.0)
     crowd: list[socket.socket] = []
-    with closing(one.unauthenticated()) as slow:
+    with closing(listener.unauthenticated()) as slow:
         try:
             for last in range(2, 2 + MAX_STRANGERS // MAX_STRANGERS_PER_ADDRESS - 1):
                 crowd += [
-                    one.unauthenticated(f"127.0.0.{last}") for _ in range(MAX_STRANGERS_PER_ADDRESS + 9)
+                    listener.unauthenticated(f"127.0.0.{last}") for _ in range(MAX_STRANGERS_PER_ADDRESS + 9)
                 ]
             slow.sendall(hello())
             assert recv_exactly(slow, 64) != NOTHING
         finally:
             for stranger in crowd:
                 stranger.close()
-    gets_in(one)
+    gets_in(listener)
 
 
 def test_closing_a_gate_ends_the_wait_and_cuts_off_those_within(door: StartListener) -> None:
-    one = door()
-    with one.unauthenticated() as sock:
+    listener = door()
+    with listener.unauthenticated() as sock:
         sock.sendall(hello())
         recv_exactly(sock, 64)
-        one.gate.close()
+        listener.gate.close()
         assert sock.recv(1) == b""
-    assert isinstance(one.result(), ConnectionAbortedError)
+    assert isinstance(listener.result(), ConnectionAbortedError)
     with pytest.raises(OSError, match="refused"):
-        one.unauthenticated()
-    one.gate.close()
+        listener.unauthenticated()
+    listener.gate.close()
 
 
 def test_a_time_out_counts_the_refused() -> None:

@@ -273,9 +273,9 @@ def test_polite_close_delivers_what_was_sent(tls: Tls) -> None:
 
 
 def test_another_secret_does_not_get_in(tls: Tls) -> None:
-    told: list[str] = []
+    logged: list[str] = []
     ended: list[RunError] = []
-    pair = PeerConnection("rank 1", 30.0, secret="hush-hush", identity=tls, log=told.append)
+    pair = PeerConnection("rank 1", 30.0, secret="hush-hush", identity=tls, log=logged.append)
 
     def accept() -> None:
         try:
@@ -290,8 +290,8 @@ def test_another_secret_does_not_get_in(tls: Tls) -> None:
         _, err = process.communicate(timeout=60)
         assert "no connection with rank 0 over" in err
         assert "does not know the secret" in err
-        assert len(told) == 1
-        assert "hush" not in told[0] + err
+        assert len(logged) == 1
+        assert "hush" not in logged[0] + err
         pair.close()
         accepting.join(10)
         assert "no connection with rank 1 over" in str(ended[0])
@@ -367,13 +367,13 @@ def listeners() -> set[str]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             sockets.add(str(entry.readlink()))
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
+                addresses.add(fields[1].partition(":")[0])
+    return addresses
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")

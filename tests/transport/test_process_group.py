@@ -27,15 +27,15 @@ PAIRS = {0: (1,), 1: (0, 2), 2: (1,)}
 @pytest.fixture
 def groups() -> Any:
     store = dist.HashStore()  # type: ignore[attr-defined]
-    made = []
+    pairs = []
     for rank, peers in PAIRS.items():
-        told = PairOptions(dict.fromkeys(peers, "127.0.0.1"), {p: f"{sorted((p, rank))}" for p in peers})
+        options = PairOptions(dict.fromkeys(peers, "127.0.0.1"), {p: f"{sorted((p, rank))}" for p in peers})
         limit = timedelta(seconds=20)
         asked = SimpleNamespace(store=store, group_rank=rank, group_size=3, timeout=limit)
-        made.append((make_group(asked, told), told))
-    at_once([lambda one=one: one[0].connect(store, one[1]) for one in made])
-    yield [group for group, _ in made]
-    for group, _ in made:
+        pairs.append((make_group(asked, options), options))
+    at_once([lambda group=group, options=options: group.connect(store, options) for group, options in pairs])
+    yield [group for group, _ in pairs]
+    for group, _ in pairs:
         group.close()
 
 
@@ -49,11 +49,11 @@ def at_once(actions: list[Callable[[], None]]) -> None:
 
 
 def test_tensors_reach_their_peer_by_tag(groups: Any) -> None:
-    one, other = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
-    received = [groups[1].recv([other], 0, 7), groups[1].recv([one], 2, 0)]
+    floats, other = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
+    received = [groups[1].recv([other], 0, 7), groups[1].recv([floats], 2, 0)]
     sent = [groups[0].send([torch.tensor([4, 5])], 1, 7), groups[2].send([torch.full((3,), 2.0)], 1, 0)]
     assert [work.wait() for work in (*received, *sent)] == [True] * 4
-    assert (one.tolist(), other.tolist()) == ([2.0] * 3, [4, 5])
+    assert (floats.tolist(), other.tolist()) == ([2.0] * 3, [4, 5])
 
 
 def test_who_is_no_peer_is_reached_by_nobody(groups: Any) -> None:
@@ -72,15 +72,15 @@ def test_a_peer_that_closes_is_named(groups: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"1", b"evil.example:1", b"127.0.0.1:0", b"127.0.0.1:-1", b"1:2:3", b"[" * 4096, b"\xff"]
+    "address", [b"", b"1", b"evil.example:1", b"127.0.0.1:0", b"127.0.0.1:-1", b"1:2:3", b"[" * 4096, b"\xff"]
 )
-def test_a_peer_that_says_no_address_is_named(said: bytes) -> None:
+def test_a_peer_that_says_no_address_is_named(address: bytes) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
-    store.set("listening/0/1", said)
-    told = PairOptions({0: "127.0.0.1"}, {0: "s"})
+    store.set("listening/0/1", address)
+    options = PairOptions({0: "127.0.0.1"}, {0: "s"})
     asked = SimpleNamespace(store=store, group_rank=1, group_size=2, timeout=timedelta(seconds=5))
     with pytest.raises(PeerProtocolError, match="rank 0 says that it listens at"):
-        make_group(asked, told).connect(store, told)
+        make_group(asked, options).connect(store, options)
 
 
 PROGRAM = """
@@ -123,4 +123,6 @@ def test_collectives_over_all_ranks_are_refused_and_not_waited_for() -> None:
     assert not done.returncode, done.stderr
     rank, size, backend, refused = json.loads(done.stdout)
     assert (rank, size, backend) == (0, 1, "skyctl")
-    assert [name for name, said in refused.items() if "is refused: they hold other layers" not in said] == []
+    assert [
+        name for name, error in refused.items() if "is refused: they hold other layers" not in error
+    ] == []

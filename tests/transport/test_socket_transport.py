@@ -20,9 +20,9 @@ def test_thousands_of_short_tensors_arrive_in_order() -> None:
         got = [torch.empty(4) for _ in range(TENSORS)]
         with right.together():
             receives = [right.recv(tensor, 1) for tensor in got]
-        told = left.recv(torch.empty(1), 2)
+        receive = left.recv(torch.empty(1), 2)
         right.send(torch.ones(1), 2)
-        told.wait(LIMIT)  # every receive is posted by now, so the sends may leave together
+        receive.wait(LIMIT)  # every receive is posted by now, so the sends may leave together
         with left.together():
             sends = [left.send(torch.full((4,), float(number)), 1) for number in range(TENSORS)]
         for work in (*sends, *receives):

@@ -108,12 +108,12 @@ def wakes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def peer(wakes: list[int]) -> Iterator[Peer]:
     identity = make_tls_certificate()
     assert identity is not None
-    one = Peer(identity)
+    peer = Peer(identity)
     try:
-        yield one
+        yield peer
     finally:
-        one.end.close()
-        one.sock.close()
+        peer.end.close()
+        peer.sock.close()
 
 
 def test_many_packets_of_a_payload_wake_the_thread_once(peer: Peer, wakes: list[int]) -> None:

@@ -28,9 +28,9 @@ LIMIT_S = 120
 
 
 def free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
 
 
 @pytest.fixture
@@ -74,34 +74,36 @@ def run(
             rank.kill()
             rank.communicate()
     return [
-        subprocess.CompletedProcess(one.args, one.returncode, *said)
-        for one, said in zip(ranks, ended, strict=True)
+        subprocess.CompletedProcess(process.args, process.returncode, *output)
+        for process, output in zip(ranks, ended, strict=True)
     ]
 
 
-def told(ended: list[subprocess.CompletedProcess[str]]) -> list[Any]:
-    assert [one.returncode for one in ended] == [0] * len(ended), "\n".join(one.stderr for one in ended)
-    return [json.loads(one.stdout.splitlines()[-1]) for one in ended]
+def results_of(ended: list[subprocess.CompletedProcess[str]]) -> list[Any]:
+    assert [process.returncode for process in ended] == [0] * len(ended), "\n".join(
+        process.stderr for process in ended
+    )
+    return [json.loads(process.stdout.splitlines()[-1]) for process in ended]
 
 
-def assert_alike(one: Any, other: Any) -> None:
+def assert_alike(value: Any, other: Any) -> None:
     """Nested lists and dicts with the same numbers, but for rounding."""
-    if isinstance(one, list):
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
+    if isinstance(value, list):
+        assert len(value) == len(other)
+        for mine, theirs in zip(value, other, strict=True):
             assert_alike(mine, theirs)
-    elif isinstance(one, dict):
-        assert_alike([list(one), list(one.values())], [list(other), list(other.values())])
+    elif isinstance(value, dict):
+        assert_alike([list(value), list(value.values())], [list(other), list(other.values())])
     else:
-        assert one == (pytest.approx(other, rel=1e-6) if isinstance(other, float) else other)
+        assert value == (pytest.approx(other, rel=1e-6) if isinstance(other, float) else other)
 
 
 @pytest.mark.parametrize(("name", "size"), [("collectives", 3), ("gpipe", 2), ("ddp", 2)])
 def test_it_comes_to_the_same_as_over_gloo(name: str, size: int, world: dict[str, str]) -> None:
-    ours = told(run(name, "skyctl", world, size))
-    theirs = told(run(name, "gloo", {**world, "MASTER_PORT": free_port()}, size))
-    for one, other in zip(ours, theirs, strict=True):
-        assert_alike(one, other)
+    ours = results_of(run(name, "skyctl", world, size))
+    theirs = results_of(run(name, "gloo", {**world, "MASTER_PORT": free_port()}, size))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_alike(mine, other)
 
 
 @pytest.fixture
@@ -129,36 +131,36 @@ def test_agents_run_it(name: str, agents: list[Session], world: dict[str, str]) 
         }
         env = {"PYTHONPATH": session.push_tree(files), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         tasks.append(session.start_task("agent_task", payload, env=env))
-    found = []
+    results = []
     for task in tasks:
         events = []
         while not task.done:
             if came := task.recv(LIMIT_S):
                 events.append(came[0])
-        found.append(json.loads(events[-1]["said"].splitlines()[-1]))
+        results.append(json.loads(events[-1]["said"].splitlines()[-1]))
     if name == "first":
-        assert found == [{"total": [3.0], "received": 1 - rank, "over": "skyctl"} for rank in (0, 1)]
+        assert results == [{"total": [3.0], "received": 1 - rank, "over": "skyctl"} for rank in (0, 1)]
     else:
-        theirs = told(run(name, "gloo", {**world, "MASTER_PORT": free_port()}, 2))
-        assert_alike(found, theirs)
+        theirs = results_of(run(name, "gloo", {**world, "MASTER_PORT": free_port()}, 2))
+        assert_alike(results, theirs)
 
 
 def stderr_of(ended: list[subprocess.CompletedProcess[str]]) -> list[str]:
-    assert all(one.returncode for one in ended), ended
-    return [one.stderr for one in ended]
+    assert all(process.returncode for process in ended), ended
+    return [process.stderr for process in ended]
 
 
 def test_a_rank_without_a_secret_is_told_how_to_make_one(world: dict[str, str]) -> None:
     del world[SECRET_FILE]
-    for said in stderr_of(run("first", "skyctl", world, 2)):
-        assert "ranks over the backend skyctl have to share a secret, and there is none" in said
-        assert "openssl rand -hex 32 > secret" in said
+    for stderr in stderr_of(run("first", "skyctl", world, 2)):
+        assert "ranks over the backend skyctl have to share a secret, and there is none" in stderr
+        assert "openssl rand -hex 32 > secret" in stderr
 
 
 def test_a_secret_that_others_can_read_is_none(world: dict[str, str]) -> None:
     Path(world[SECRET_FILE]).chmod(0o640)
-    for said in stderr_of(run("first", "skyctl", world, 2)):
-        assert "others than this user can read it" in said
+    for stderr in stderr_of(run("first", "skyctl", world, 2)):
+        assert "others than this user can read it" in stderr
 
 
 def test_a_rank_with_another_secret_is_not_let_in(tmp_path: Path, world: dict[str, str]) -> None:
@@ -167,20 +169,20 @@ def test_a_rank_with_another_secret_is_not_let_in(tmp_path: Path, world: dict[st
     other.write_text("another secret of somebody's")
     ends = run("first", "skyctl", world, 2, rank1={SECRET_FILE: str(other)})
     assert "no connection with rank 0 (127.0.0.1)" in ends[1].stderr
-    assert all(one.returncode for one in ends)
+    assert all(end.returncode for end in ends)
 
 
 def test_a_rank_that_dies_is_named_by_the_others(world: dict[str, str]) -> None:
     ends = run("dies", "skyctl", world, 3)
     assert ends[1].returncode == 9
-    for one in (ends[0], ends[2]):
-        assert "PeerLostError" in one.stderr
+    for end in (ends[0], ends[2]):
+        assert "PeerLostError" in end.stderr
     assert "rank 1 (127.0.0.1)" in ends[2].stderr
 
 
 def test_ranks_that_call_something_else_are_named(world: dict[str, str]) -> None:
-    said = stderr_of(run("differs", "skyctl", world, 2))
-    assert any("bytes where" in one and "rank " in one for one in said), said
+    stderrs = stderr_of(run("differs", "skyctl", world, 2))
+    assert any("bytes where" in stderr and "rank " in stderr for stderr in stderrs), stderrs
 
 
 def test_what_it_has_not_got_is_refused_by_name() -> None:

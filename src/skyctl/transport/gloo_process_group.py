@@ -74,8 +74,8 @@ class _StoreByPlace(_c10d.Store):  # type: ignore[misc]
         self._store.set(self._by_rank(key), value)
 
     def get(self, key: str) -> bytes:
-        found: bytes = self._store.get(self._by_rank(key))
-        return found
+        value: bytes = self._store.get(self._by_rank(key))
+        return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
         for key in keys:
@@ -141,32 +141,34 @@ class GlooProcessGroup(PlannedProcessGroup):
                     f"leaves from {leaves_by}: Gloo can't be told otherwise",
                     hint="--backend skyctl, or another 'interface:' in cluster.yaml",
                 )
-        made = _c10d.ProcessGroupGloo._Options()
+        gloo_options = _c10d.ProcessGroupGloo._Options()
         try:
             with _new_sockets(address) as opened:  # it listens from here on
-                made._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+                gloo_options._devices = [
+                    _c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)
+                ]
         except TypeError as exc:
             raise RunError(
                 f"torch {torch.__version__} can't connect planned pairs alone over Gloo",
                 hint="a newer torch on this node, or --backend skyctl",
             ) from exc
         _narrow_listeners(opened, list(allowed.values()))
-        made._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
+        gloo_options._timeout = timedelta(seconds=PEER_READY_TIMEOUT_S)
         place = self._ring.index(self.rank())
         with _new_sockets(address) as opened:  # peers connect as soon as this one says where it is
             places = _StoreByPlace(store, self._ring)
-            self._gloo = _c10d.ProcessGroupGloo(places, place, self.size(), made)
+            self._gloo = _c10d.ProcessGroupGloo(places, place, self.size(), gloo_options)
             _KEPT.append(self._gloo)
             wait_for_all(
                 [run_in_thread(partial(self._prove, peer, options.secrets[peer])) for peer in self.peers]
             )
         # another group of this process may have begun to listen meanwhile, and Gloo ends the process where
         # a listener is shut down
-        self._sockets = [one for one in opened if not _listens(one)]
-        for one in set(opened) - set(self._sockets):
-            one.close()
-        for one in self._sockets:
-            suit_round_trip(one)
+        self._sockets = [sock for sock in opened if not _listens(sock)]
+        for sock in set(opened) - set(self._sockets):
+            sock.close()
+        for sock in self._sockets:
+            suit_round_trip(sock)
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
@@ -213,9 +215,9 @@ class GlooProcessGroup(PlannedProcessGroup):
         if graceful and self._gloo is not None:
             self._say_goodbye()
         self._is_closed = True
-        for one in self._sockets:
-            with one, suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        for sock in self._sockets:
+            with sock, suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _say_goodbye(self) -> None:
         """Exchanges a last word with each peer, so that nothing in flight is cut off; some may be gone."""
@@ -250,8 +252,8 @@ class GlooProcessGroup(PlannedProcessGroup):
         nonces = (nonce, theirs) if self.rank() == low else (theirs, nonce)
 
         def proof(rank: int) -> bytes:
-            said = f"skyctl gloo {low} {high} {rank} ".encode() + b"".join(nonces)
-            return hmac.new(secret.encode(), said, hashlib.sha256).digest()
+            statement = f"skyctl gloo {low} {high} {rank} ".encode() + b"".join(nonces)
+            return hmac.new(secret.encode(), statement, hashlib.sha256).digest()
 
         if not hmac.compare_digest(self._exchange(peer, proof(self.rank()), PROOF_TAG), proof(peer)):
             raise PeerUnreachableError(
@@ -260,9 +262,9 @@ class GlooProcessGroup(PlannedProcessGroup):
                 hint="who else is logged in there? --backend skyctl admits nobody else",
             )
 
-    def _exchange(self, peer: int, said: bytes, tag: int) -> bytes:
-        there = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        back = torch.zeros(len(said), dtype=torch.uint8)
+    def _exchange(self, peer: int, message: bytes, tag: int) -> bytes:
+        there = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        back = torch.zeros(len(message), dtype=torch.uint8)
         works = [
             self._start("send", peer, there, tag),
             self._start("recv", peer, back, tag),
@@ -311,17 +313,17 @@ def _translate(exc: RuntimeError, name: str, peer: int, waited_s: float, *, is_l
 def _new_sockets(address: str) -> Iterator[list[socket.socket]]:
     """The TCP sockets at that address of ours that are opened within it, as copies; there once it is over."""
     before = _tcp_sockets(address)
-    for one in before.values():
-        one.close()
-    found: list[socket.socket] = []
+    for sock in before.values():
+        sock.close()
+    sockets: list[socket.socket] = []
     try:
-        yield found
+        yield sockets
     finally:
-        for name, one in _tcp_sockets(address).items():
+        for name, sock in _tcp_sockets(address).items():
             if name in before:
-                one.close()
+                sock.close()
             else:
-                found.append(one)
+                sockets.append(sock)
 
 
 def _tcp_sockets(address: str) -> dict[str, socket.socket]:
@@ -330,23 +332,23 @@ def _tcp_sockets(address: str) -> dict[str, socket.socket]:
     Other threads look for theirs at the same time: their copies come and go, and so may a descriptor's number
     be another file's from one call to the next. So a copy is asked for its own name.
     """
-    found: dict[str, socket.socket] = {}
+    sockets: dict[str, socket.socket] = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
             if not str(entry.readlink()).startswith("socket:"):
                 continue
             copy = os.dup(int(entry.name))
             name = str((entry.parent / str(copy)).readlink())
-            if name in found or not name.startswith("socket:"):
+            if name in sockets or not name.startswith("socket:"):
                 os.close(copy)
                 continue
-            one = socket.socket(fileno=copy)
-            is_tcp = (one.family, one.type) == (socket.AF_INET, socket.SOCK_STREAM)
-            if is_tcp and one.getsockname()[0] == address:  # an open TCP socket has a name
-                found[name] = one
+            sock = socket.socket(fileno=copy)
+            is_tcp = (sock.family, sock.type) == (socket.AF_INET, socket.SOCK_STREAM)
+            if is_tcp and sock.getsockname()[0] == address:  # an open TCP socket has a name
+                sockets[name] = sock
             else:
-                one.close()
-    return found
+                sock.close()
+    return sockets
 
 
 def _narrow_listeners(opened: Sequence[socket.socket], addresses: Sequence[str]) -> None:
@@ -356,10 +358,10 @@ def _narrow_listeners(opened: Sequence[socket.socket], addresses: Sequence[str])
         RunError: none of them listens: whatever does would be open to everybody.
     """
     count = 0
-    for one in opened:
-        with one:
-            if _listens(one):
-                _take_from(one, addresses)
+    for sock in opened:
+        with sock:
+            if _listens(sock):
+                _take_from(sock, addresses)
                 count += 1
     if not count:
         raise RunError(
@@ -368,8 +370,8 @@ def _narrow_listeners(opened: Sequence[socket.socket], addresses: Sequence[str])
         )
 
 
-def _listens(one: socket.socket) -> bool:
-    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _take_from(listener: socket.socket, addresses: Sequence[str]) -> None:
@@ -378,7 +380,7 @@ def _take_from(listener: socket.socket, addresses: Sequence[str]) -> None:
     for address in sorted(set(addresses)):  # one that is not this one skips the way in
         program += [(_JUMP_IF_EQUAL, 0, 1, int(IPv4Address(address))), (_RETURN, 0, 0, _WHOLE_PACKET)]
     program.append((_RETURN, 0, 0, 0))
-    code = b"".join(struct.pack("HBBI", *one) for one in program)
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     memory = ctypes.create_string_buffer(code)
-    told = struct.pack("HL", len(program), ctypes.addressof(memory))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+    program_header = struct.pack("HL", len(program), ctypes.addressof(memory))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program_header)

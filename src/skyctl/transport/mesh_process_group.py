@@ -95,20 +95,20 @@ class MeshProcessGroup(SkyctlProcessGroup):
         threading.Thread(target=self._run_calls, daemon=True, name="collectives").start()
 
     @classmethod
-    def meet(cls, made: Any, options: MeshOptions) -> MeshProcessGroup:
+    def meet(cls, request: Any, options: MeshOptions) -> MeshProcessGroup:
         """The group that torch wants made, once all of its ranks are connected.
 
         Args:
-            made: torch's ``DistributedBackendOptions``.
+            request: torch's ``DistributedBackendOptions``.
 
         Raises:
             RunError: there is no secret, or a rank did not come in time, or has another one.
         """
-        rank, size = int(made.group_rank), int(made.group_size)
-        names = list(made.global_ranks_in_group) or list(range(size))
+        rank, size = int(request.group_rank), int(request.group_size)
+        names = list(request.global_ranks_in_group) or list(range(size))
         pairs: dict[int, PeerConnection] = {}
         hosts: dict[int, str] = {}
-        store: Store = options.store or made.store
+        store: Store = options.store or request.store
         if size > 1:
             secret = options.secret or _secret_of_process()
             address = options.address or _own_address(os.environ)
@@ -120,16 +120,16 @@ class MeshProcessGroup(SkyctlProcessGroup):
                 low, high = sorted((rank, peer))
                 pairs[peer] = PeerConnection(
                     f"rank {names[peer]} ({hosts[peer]})",
-                    made.timeout.total_seconds(),
+                    request.timeout.total_seconds(),
                     secret=hmac.new(
-                        secret, f"{made.group_id} {low} {high}".encode(), hashlib.sha256
+                        secret, f"{request.group_id} {low} {high}".encode(), hashlib.sha256
                     ).hexdigest(),
                     peer_rank=names[peer],
                     identity=options.identity,
                 )
-        group = cls(rank, size, pairs, made.timeout)
-        told = PairOptions(hosts, {}, options.interface, ready_s=made.timeout.total_seconds())
-        group.connect(store, told)
+        group = cls(rank, size, pairs, request.timeout)
+        pair_options = PairOptions(hosts, {}, options.interface, ready_s=request.timeout.total_seconds())
+        group.connect(store, pair_options)
         return group
 
     def shutdown(self) -> None:
@@ -217,8 +217,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
     ) -> Any:
         """As ``dist.all_to_all_single``."""
         outputs, inputs = (
-            torch.split(one, list(parts)) if parts else one.tensor_split(self.size())
-            for one, parts in ((output, output_sizes), (own, sizes))
+            torch.split(tensor, list(parts)) if parts else tensor.tensor_split(self.size())
+            for tensor, parts in ((output, output_sizes), (own, sizes))
         )
         return self.alltoall(outputs, inputs, opts)
 
@@ -243,22 +243,23 @@ class MeshProcessGroup(SkyctlProcessGroup):
 
         def run() -> None:
             if self.rehearses:
-                for one in received.values():
-                    one.copy_(sent.get(own, one))
+                for tensor in received.values():
+                    tensor.copy_(sent.get(own, tensor))
                 then()
                 return
             landing = {
-                rank: one if one.is_contiguous() else one.contiguous() for rank, one in received.items()
+                rank: tensor if tensor.is_contiguous() else tensor.contiguous()
+                for rank, tensor in received.items()
             }
-            works = [self._start_receive(rank, one) for rank, one in landing.items() if rank != own]
-            works += [self._start_send(rank, one) for rank, one in sent.items() if rank != own]
+            works = [self._start_receive(rank, tensor) for rank, tensor in landing.items() if rank != own]
+            works += [self._start_send(rank, tensor) for rank, tensor in sent.items() if rank != own]
             if own in sent and own in landing:
                 landing[own].copy_(sent[own])
             for work in works:
                 work.wait(self._timeout)
-            for rank, one in received.items():
-                if one is not landing[rank]:
-                    one.copy_(landing[rank])
+            for rank, tensor in received.items():
+                if tensor is not landing[rank]:
+                    tensor.copy_(landing[rank])
             then()
 
         return self._call(run, list(received.values()))
@@ -345,16 +346,16 @@ class CollectiveWork:
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """torch's future of the tensors, as communication hooks of DDP return it."""
-        told: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 
         def tell(done: Future[None]) -> None:
             if (error := done.exception()) is not None:
-                told.set_exception(error)  # type: ignore[arg-type] # torch's stub is wrong
+                future.set_exception(error)  # type: ignore[arg-type] # torch's stub is wrong
             else:
-                told.set_result(self._result)
+                future.set_result(self._result)
 
         self._future.add_done_callback(tell)
-        return told
+        return future
 
 
 def read_secret(environment: Mapping[str, str]) -> bytes:
@@ -406,8 +407,8 @@ def _own_address(environment: Mapping[str, str]) -> str:
 
 
 def _reduction(op: Any) -> Reduction:
-    for known, reduce in _REDUCTIONS:
-        if op == known:
+    for torch_op, reduce in _REDUCTIONS:
+        if op == torch_op:
             return reduce
     raise RunError(
         f"the backend skyctl reduces nothing by {op}", hint="SUM, AVG, PRODUCT, MIN and MAX it does"

@@ -214,26 +214,26 @@ class SkyctlProcessGroup(PlannedProcessGroup):
             raise self.no_peer(peer) from None
 
 
-def read_address(said: bytes, peer: int) -> str:
+def read_address(address: bytes, peer: int) -> str:
     """The IPv4 address that a rank says is its own. Raises PeerProtocolError where it is none."""
     try:
-        return str(IPv4Address(said.decode()))
+        return str(IPv4Address(address.decode()))
     except ValueError:
         raise PeerProtocolError(
-            f"rank {peer} says that its address is {bytes(said[:100])!r}", peer_rank=peer
+            f"rank {peer} says that its address is {bytes(address[:100])!r}", peer_rank=peer
         ) from None
 
 
-def _read_listening(said: bytes, peer: int) -> tuple[str, int]:
+def _read_listening(message: bytes, peer: int) -> tuple[str, int]:
     """Where a peer says that it listens."""
     try:
-        host, port = said.decode().split(":")
+        host, port = message.decode().split(":")
         host = str(IPv4Address(host))
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise ValueError
     except ValueError:
         raise PeerProtocolError(
-            f"rank {peer} says that it listens at {bytes(said[:100])!r}", peer_rank=peer
+            f"rank {peer} says that it listens at {bytes(message[:100])!r}", peer_rank=peer
         ) from None
     return host, int(port)
 

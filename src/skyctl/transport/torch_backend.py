@@ -28,11 +28,11 @@ def register() -> None:
         dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=devices)
 
 
-def make_group(made: Any, options: Any) -> PlannedProcessGroup:
+def make_group(request: Any, options: Any) -> PlannedProcessGroup:
     """The group that torch asks for with ``init_process_group("skyctl")`` and ``new_group``.
 
     Args:
-        made: torch's ``DistributedBackendOptions``.
+        request: torch's ``DistributedBackendOptions``.
         options: the ``pg_options``: ``PairOptions`` of a run's rank, or of a script ``MeshOptions`` or None.
     """
     from skyctl.transport.peer_connection import PeerConnection
@@ -41,15 +41,17 @@ def make_group(made: Any, options: Any) -> PlannedProcessGroup:
     if not isinstance(options, PairOptions):
         from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
 
-        return MeshProcessGroup.meet(made, options or MeshOptions())
+        return MeshProcessGroup.meet(request, options or MeshOptions())
     if options.backend == GLOO:
         from skyctl.transport.gloo_process_group import GlooProcessGroup
 
-        return GlooProcessGroup(made.group_rank, made.group_size, options.hosts, made.timeout, options.ring)
+        return GlooProcessGroup(
+            request.group_rank, request.group_size, options.hosts, request.timeout, options.ring
+        )
     pairs = {
         peer: PeerConnection(
             f"rank {peer} ({host})",
-            made.timeout.total_seconds(),
+            request.timeout.total_seconds(),
             secret=options.secrets[peer],
             peer_rank=peer,
             device=options.devices.get(peer),
@@ -57,7 +59,7 @@ def make_group(made: Any, options: Any) -> PlannedProcessGroup:
         )
         for peer, host in options.hosts.items()
     }
-    return SkyctlProcessGroup(made.group_rank, made.group_size, pairs)
+    return SkyctlProcessGroup(request.group_rank, request.group_size, pairs)
 
 
 def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: float = 1800.0) -> Any:
@@ -69,9 +71,11 @@ def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: floa
         timeout_s: for one transfer, waiting for the peer included.
     """
     register()
-    limit, told = timedelta(seconds=timeout_s), cast("Any", options)
+    limit, pg_options = timedelta(seconds=timeout_s), cast("Any", options)
     hook = sys.excepthook
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=limit, pg_options=told)
+    dist.init_process_group(
+        BACKEND, store=store, rank=rank, world_size=size, timeout=limit, pg_options=pg_options
+    )
     sys.excepthook = hook  # torch's puts the rank before every line of a traceback
     return dist.group.WORLD
 

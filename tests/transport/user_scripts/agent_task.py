@@ -17,7 +17,7 @@ def main(payload, channel):
     os.close(write)
     os.environ.update(payload["environment"], SKYCTL_SECRET_FD=str(read))
     sys.argv = [payload["name"], payload["backend"]]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         runpy.run_path(str(Path(__file__).parent / f"{payload['name']}.py"), run_name="__main__")
-    return {"said": said.getvalue()}
+    return {"said": printed.getvalue()}

@@ -19,15 +19,15 @@ inputs, targets = torch.randn(16, 8), torch.randn(16, 8)
 losses = []
 for _ in range(3):
     optimizer.zero_grad()
-    found = []
+    step_losses = []
     if rank == size - 1:
-        schedule.step(target=targets, losses=found)
+        schedule.step(target=targets, losses=step_losses)
     elif rank:
         schedule.step()
     else:
         schedule.step(inputs)
     optimizer.step()
-    losses.append([one.item() for one in found])
+    losses.append([loss.item() for loss in step_losses])
 print(json.dumps(losses))
 if sys.argv[1] == "skyctl":  # Gloo's own hangs or aborts at times as its group goes (torch 2.13)
     dist.destroy_process_group()
