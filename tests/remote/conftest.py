@@ -28,16 +28,16 @@ TASKS = (Path(__file__).parent / "node_tasks.py").read_bytes()
 
 def processes_with(text: str) -> dict[int, str]:
     """Running processes whose environment holds that text."""
-    found = {}
+    processes = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 ours = text.encode() in (entry / "environ").read_bytes()
                 if ours and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found[int(entry.name)] = (entry / "cmdline").read_text()[:200]
+                    processes[int(entry.name)] = (entry / "cmdline").read_text()[:200]
             except OSError:
                 continue
-    return found
+    return processes
 
 
 def gone(text: str, timeout_s: float = 10) -> dict[int, str]:

@@ -60,15 +60,15 @@ class Reader:
         return self.events
 
 
-def assert_without_gap(events: list[dict[str, Any]], said: list[int] | None = None) -> None:
+def assert_without_gap(events: list[dict[str, Any]], sent: list[int] | None = None) -> None:
     """All that ``node_tasks.count`` says, each once and in order; and that it was sent all of ``said``."""
     (result,) = [event for event in events if event["event"] == "result"]
     expected = list(range(result["numbers"]))
     assert [event["number"] for event in events if event["event"] == "count"] == expected
     lines = [event["text"] for event in events if event["event"] == "log"]
     assert lines == [f"line {number}" for number in expected]
-    if said is not None:
-        assert result["heard"] == said
+    if sent is not None:
+        assert result["heard"] == sent
 
 
 class Switch:

@@ -69,15 +69,15 @@ def test_a_failure_that_says_nothing_is_one() -> None:
 def test_a_sequence_set() -> None:
     order = random.Random(7)
     for _ in range(50):
-        numbers, known = SequenceSet(), set()
+        numbers, expected = SequenceSet(), set()
         for _ in range(200):
             number = order.randint(1, 60)
-            assert numbers.add(number) == (number not in known)
-            known.add(number)
+            assert numbers.add(number) == (number not in expected)
+            expected.add(number)
             again = SequenceSet(numbers.upto, numbers.beyond)
-            assert all((n in numbers) == (n in again) == (n in known) for n in range(1, 62))
+            assert all((n in numbers) == (n in again) == (n in expected) for n in range(1, 62))
         upto = 0
-        while upto + 1 in known:
+        while upto + 1 in expected:
             upto += 1
         assert numbers.upto == upto
     numbers = SequenceSet(0, [(4, 6)])

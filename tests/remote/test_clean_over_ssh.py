@@ -17,8 +17,8 @@ def test_a_node_is_cleaned_without_an_agent(sshd: Sshd) -> None:
         assert cache.exists()
         connection = connect_node(node, options)
         try:
-            found = {kind.what: kind for kind in clean_node_cache(connection, options, dry_run=dry_run)}
+            kinds = {kind.what: kind for kind in clean_node_cache(connection, options, dry_run=dry_run)}
         finally:
             connection.close()
-        assert found["packages"].removed == found["trees"].removed == 1
+        assert kinds["packages"].removed == kinds["trees"].removed == 1
     assert not cache.exists()

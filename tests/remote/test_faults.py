@@ -130,9 +130,9 @@ def said(text: str) -> Callable[[str, BinaryIO, BinaryIO], int]:
     """A node that says that after the nonce and its version, then ends."""
 
     def serve(command: str, stdin: BinaryIO, stdout: BinaryIO) -> int:
-        found = re.search(r"[0-9a-f]{32}", command)
-        assert found
-        stdout.write(text.replace("NONCE", found[0]).encode())
+        nonce = re.search(r"[0-9a-f]{32}", command)
+        assert nonce
+        stdout.write(text.replace("NONCE", nonce[0]).encode())
         stdout.flush()
         stdin.readline()
         stdin.readline()

@@ -50,10 +50,10 @@ LIGHT = ("skyctl.agent.task_runner",)
 @pytest.fixture
 def forkserver(home: Path) -> Iterator[ForkServerClient]:
     """One that has not imported torch, which takes seconds."""
-    found = ForkServerClient(LIGHT)
-    yield found
-    found.release()
-    assert process_tree.process_entry(found.pid) is None
+    client = ForkServerClient(LIGHT)
+    yield client
+    client.release()
+    assert process_tree.process_entry(client.pid) is None
 
 
 @pytest.fixture
@@ -190,20 +190,20 @@ def test_who_waits_for_a_birth_is_told_that_there_will_be_none(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     forkserver = ForkServerClient(("slow",))
     ours, theirs = socket.socketpair()
-    told: list[OSError] = []
+    errors: list[OSError] = []
 
     def wait() -> None:
         try:
             forkserver.fork("", theirs)
         except OSError as exc:
-            told.append(exc)
+            errors.append(exc)
 
     waiting = threading.Thread(target=wait)
     with ours, theirs:
         waiting.start()
         forkserver.release()
         waiting.join()
-    assert len(told) == 1
+    assert len(errors) == 1
     assert process_tree.process_entry(forkserver.pid) is None
 
 
@@ -235,11 +235,11 @@ def test_sessions_with_torch_share_it(home: Path, task_env: Env) -> None:
     try:
         for session in sessions.values():
             assert isinstance(session, Session)
-            found = run_node_task(session, {"do": "imported"}, 20, task_env(session))
-            assert found["torch"]
-            assert found["threads"] == 1
-            assert found["private_mib"] < 60
-            assert found["cuda"] is False
+            imports = run_node_task(session, {"do": "imported"}, 20, task_env(session))
+            assert imports["torch"]
+            assert imports["threads"] == 1
+            assert imports["private_mib"] < 60
+            assert imports["cuda"] is False
     finally:
         for session in sessions.values():
             if isinstance(session, Session):

@@ -57,9 +57,9 @@ def test_another_takes_over(home: Path, tmp_path: Path, start: Start, how: list[
     launcher.kill()
     launcher.wait()
     earlier = {name: written(path) for name, path in logs.items()}
-    known = {name: (ids[index], earlier[name][-1]["seq"]) for index, name in enumerate(logs)}
+    earlier_sessions = {name: (ids[index], earlier[name][-1]["seq"]) for index, name in enumerate(logs)}
     nodes = [Node(name=name, transport="local") for name in logs]
-    outcomes = adopt_sessions(nodes, MANUAL, known)
+    outcomes = adopt_sessions(nodes, MANUAL, earlier_sessions)
     sessions = [outcome for outcome in outcomes.values() if isinstance(outcome, Session)]
     try:
         assert len(sessions) == 2

@@ -58,8 +58,8 @@ def test_dialled_address_where_it_is_the_nodes_own() -> None:
     a = ssh("192.0.2.1", ["docker0", "172.17.0.1"], ["eth0", "192.0.2.1"])
     b = ssh("192.0.2.2", ["eth1", "192.0.2.2"])
     silent = Stub(Node(name="mac", host="192.0.2.3"), "192.0.2.3", [])  # can't list its addresses
-    found = find_peer_addresses({"a": a, "b": b, "mac": silent})  # type: ignore[dict-item]
-    assert found == {"a": "192.0.2.1", "b": "192.0.2.2", "mac": "192.0.2.3"}
+    addresses = find_peer_addresses({"a": a, "b": b, "mac": silent})  # type: ignore[dict-item]
+    assert addresses == {"a": "192.0.2.1", "b": "192.0.2.2", "mac": "192.0.2.3"}
 
 
 def test_named_interface_wins() -> None:
@@ -85,10 +85,10 @@ def test_behind_nat_the_nodes_route_to_its_peers() -> None:
 
 
 def test_forwarded_ports_on_loopback_are_not_one_machine() -> None:
-    one = ssh("127.0.0.1", ["eth0", "10.0.0.1"], hostname="vm1", route="10.0.0.1")
+    first = ssh("127.0.0.1", ["eth0", "10.0.0.1"], hostname="vm1", route="10.0.0.1")
     two = ssh("127.0.0.1", ["eth0", "10.0.0.2"], hostname="vm2", route="10.0.0.2")
-    assert find_peer_addresses({"one": one, "two": two}) == {"one": "10.0.0.1", "two": "10.0.0.2"}  # type: ignore[dict-item]
-    same = {"one": one, "two": ssh("127.0.0.1", ["eth0", "10.0.0.1"], hostname="vm1"), "l": None}
+    assert find_peer_addresses({"one": first, "two": two}) == {"one": "10.0.0.1", "two": "10.0.0.2"}  # type: ignore[dict-item]
+    same = {"one": first, "two": ssh("127.0.0.1", ["eth0", "10.0.0.1"], hostname="vm1"), "l": None}
     same.pop("l")
     assert set(find_peer_addresses(same).values()) == {"127.0.0.1"}  # type: ignore[arg-type]
 

@@ -35,9 +35,9 @@ Connector = Callable[..., NodeConnection]
 @pytest.fixture
 def forkserver(home: Path) -> Iterator[ForkServerClient]:
     """One that has not imported torch, which takes seconds."""
-    found = ForkServerClient(("skyctl.agent.task_runner",))
-    yield found
-    found.release()
+    client = ForkServerClient(("skyctl.agent.task_runner",))
+    yield client
+    client.release()
 
 
 @pytest.fixture(params=["alone", "forked"])
@@ -59,16 +59,16 @@ def test_twenty_cuts(home: Path, task_env: Env, options: ConnectOptions, connect
     with opened(options, connector) as session:
         task = session.start_task("node_tasks", {"do": "count"}, env=task_env(session))
         reader = Reader(session, task)
-        said = []
+        sent = []
         for turn in range(20):
             seen = len(reader.events)
             until(lambda seen=seen: len(reader.events) > seen + 50)
             for k in range(turn * 10, turn * 10 + 10):
                 task.send({"k": k})
-                said.append(k)
+                sent.append(k)
             cut(session)
         task.send({"op": "stop"})
-        assert_without_gap(reader.all(), said)
+        assert_without_gap(reader.all(), sent)
         until(lambda: session.disconnected_s == 0)
         assert session.lost is None
         assert run_node_task(session, {"do": "noisy"}, 20, task_env(session)) == {}
@@ -140,10 +140,10 @@ def test_acknowledged_files_are_removed(home: Path, task_env: Env) -> None:
     session.detach()
     until(lambda: len(list(folder.glob("kept-n-*"))) > 2)
     with adopt_session(LOCAL, MANUAL, session.id, session.watermark) as second:
-        (found,) = second.tasks()
-        assert (found.number, found.name, found.ended) == (task.number, task.name, False)
-        found.send({"op": "stop"})
-        reader = Reader(second, found)
+        (task_again,) = second.tasks()
+        assert (task_again.number, task_again.name, task_again.ended) == (task.number, task.name, False)
+        task_again.send({"op": "stop"})
+        reader = Reader(second, task_again)
         assert_without_gap(reader.all())
         until(lambda: list(folder.glob("kept-n-*")) == [])
         assert second.watermark == reader.events[-1]["seq"] + 1  # the task's end has a number, too
@@ -162,10 +162,10 @@ def test_only_what_was_handled_is_forgotten(home: Path, task_env: Env) -> None:
     assert first.watermark == taken[2]["seq"]
     first.detach()
     with adopt_session(LOCAL, MANUAL, first.id, first.watermark) as second:  # others may be under way
-        (found,) = second.tasks()
-        again = [event[0] for _ in range(7) if (event := found.recv(20))]
+        (task_again,) = second.tasks()
+        again = [event[0] for _ in range(7) if (event := task_again.recv(20))]
         assert again == taken[3:]
-        found.send({"op": "stop"})
+        task_again.send({"op": "stop"})
         assert second.watermark == taken[2]["seq"]
 
 
@@ -183,9 +183,9 @@ def test_adopted_from_a_launcher_that_lives(home: Path, task_env: Env) -> None:
         assert first.shutdown_failure is None
         later = second.start_task("node_tasks", {"do": "noisy"}, env=task_env(second))
         assert later.number > task.number
-        found = second.tasks()[0]
-        found.send({"op": "stop"})
-        rest = Reader(second, found).all()
+        task_again = second.tasks()[0]
+        task_again.send({"op": "stop"})
+        rest = Reader(second, task_again).all()
         events = {event["seq"]: event for event in [*reader.events, *rest]}
         assert_without_gap([events[seq] for seq in sorted(events)])
         Reader(second, later).all()
@@ -201,9 +201,9 @@ def test_tasks_that_had_ended(home: Path, task_env: Env) -> None:
     second = outcomes["laptop"]
     assert isinstance(second, Session)
     with second:
-        (found,) = second.tasks()
-        assert (found.name, found.done, found.returncode) == ("one", True, 3)
-        assert found.recv(0.1) is None
+        (task_again,) = second.tasks()
+        assert (task_again.name, task_again.done, task_again.returncode) == ("one", True, 3)
+        assert task_again.recv(0.1) is None
 
 
 def test_a_task_that_nobody_follows(home: Path, task_env: Env) -> None:
@@ -230,18 +230,18 @@ def test_a_task_that_nobody_follows(home: Path, task_env: Env) -> None:
 def test_adopting_many(home: Path) -> None:
     """An error of one is no other's; on an interrupt they are let go of, not ended."""
     nodes = [Node(name=f"n{index}", transport="local") for index in range(3)]
-    known = {"n1": ("s-nothing", 0)}
+    earlier_sessions = {"n1": ("s-nothing", 0)}
     for node in (nodes[0], nodes[2]):
         session = open_session(node, MANUAL)
-        known[node.name] = (session.id, 0)
+        earlier_sessions[node.name] = (session.id, 0)
         session.detach()
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        adopt_sessions(nodes, MANUAL, known, interrupt)
-    outcomes = adopt_sessions(nodes, MANUAL, known)
+        adopt_sessions(nodes, MANUAL, earlier_sessions, interrupt)
+    outcomes = adopt_sessions(nodes, MANUAL, earlier_sessions)
     assert isinstance(outcomes["n1"], SessionGoneError)
     sessions = [outcome for outcome in outcomes.values() if isinstance(outcome, Session)]
     assert len(sessions) == 2
@@ -296,9 +296,9 @@ def test_an_orderly_end_is_no_cut(home: Path) -> None:
 
 def test_away_and_back(home: Path, task_env: Env) -> None:
     switch = Switch()
-    told: list[bool] = []
+    changes: list[bool] = []
     with opened(HELD, switch) as session:
-        session.on_connection_change = told.append
+        session.on_connection_change = changes.append
         task = session.start_task("node_tasks", {"do": "echo"}, env=task_env(session))
         assert session.disconnected_s == 0.0
         switch.on = False
@@ -310,7 +310,7 @@ def test_away_and_back(home: Path, task_env: Env) -> None:
         switch.on = True
         assert task.recv(20) == ({"event": "echo", "k": 1}, b"")
         assert session.disconnected_s == 0.0
-        until(lambda: told == [True, False])
+        until(lambda: changes == [True, False])
 
 
 def test_lost_after_a_time_and_ended_all_the_same(home: Path, task_env: Env) -> None:

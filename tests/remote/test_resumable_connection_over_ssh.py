@@ -42,7 +42,7 @@ def server_of(pid: int) -> int:
 def relays(home: Path) -> list[int]:
     """Processes of that home that neither are agents nor belong to one: what a redialled connection runs."""
     rows = process_tree.process_table()
-    found = []
+    pids = []
     for pid in rows:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -50,8 +50,8 @@ def relays(home: Path) -> list[int]:
         except OSError:
             continue
         if str(home).encode() in environment and b"-u\0-c" in command and b"runpy" not in command:  # no task
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "cut"])
@@ -60,12 +60,12 @@ def test_connection_lost_and_redialled(sshd, task_env: Env, how: str) -> None:
         task = session.start_task("node_tasks", {"do": "count"}, env=task_env(session))
         reader = Reader(session, task)
         stopped = []
-        said = []
+        sent = []
         for turn in range(3):
             seen = len(reader.events)
             until(lambda seen=seen: len(reader.events) > seen + 200)
             task.send({"k": turn})
-            said.append(turn)
+            sent.append(turn)
             pid = session.hello.pid
             if how == "cut" or turn:
                 until(lambda: session.disconnected_s == 0)
@@ -79,7 +79,7 @@ def test_connection_lost_and_redialled(sshd, task_env: Env, how: str) -> None:
         for server in stopped:
             os.kill(server, signal.SIGCONT)
         task.send({"op": "stop"})
-        assert_without_gap(reader.all(), said)
+        assert_without_gap(reader.all(), sent)
         assert session.lost is None
 
 
@@ -92,9 +92,9 @@ def test_adopted_over_ssh(sshd, task_env: Env) -> None:
     seen = reader.all()
     with adopt_session(sshd.node(), sshd.options(**OPTIONS), first.id, first.watermark) as second:
         assert second.host == "127.0.0.1"
-        (found,) = second.tasks()
-        found.send({"op": "stop"})
-        assert_without_gap([*seen, *Reader(second, found).all()])
+        (task_again,) = second.tasks()
+        task_again.send({"op": "stop"})
+        assert_without_gap([*seen, *Reader(second, task_again).all()])
 
 
 def test_agent_killed_over_ssh(sshd, task_env: Env) -> None:

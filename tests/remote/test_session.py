@@ -46,11 +46,11 @@ LOCAL = Node(name="laptop", transport="local")
 
 def events(task: RemoteTask) -> list[dict[str, Any]]:
     """All of a task's events, to its end."""
-    found = []
+    events = []
     while not task.done:
         if event := task.recv(20):
-            found.append(event[0])
-    return found
+            events.append(event[0])
+    return events
 
 
 def up(task: RemoteTask) -> dict[str, Any]:
@@ -84,13 +84,13 @@ def test_hello(local: Session, home: Path) -> None:
 
 def oldest_python() -> str:
     """The oldest Python that a node may have; skips where this machine has none."""
-    found = [shutil.which(f"python{MIN_PYTHON_TEXT}")]
+    pythons = [shutil.which(f"python{MIN_PYTHON_TEXT}")]
     if "PYENV_ROOT" in os.environ:  # its shims start one version only
         versions = Path(os.environ["PYENV_ROOT"], "versions")
-        found = [str(path) for path in versions.glob(f"{MIN_PYTHON_TEXT}.*/bin/python")]
-    if not found or found[0] is None:
+        pythons = [str(path) for path in versions.glob(f"{MIN_PYTHON_TEXT}.*/bin/python")]
+    if not pythons or pythons[0] is None:
         pytest.skip(f"there is no Python {MIN_PYTHON_TEXT} on this machine")
-    return found[0]
+    return pythons[0]
 
 
 IMPORT_ALL = """
@@ -138,12 +138,12 @@ def test_a_task_runs_on_any_python_and_imports_nothing_from_where_it_is_started(
 
 def test_prints_never_touch_the_frames(local: Session, task_env: Env) -> None:
     task = local.start_task("node_tasks", {"do": "noisy"}, name="a 'name'/..", env=task_env(local))
-    found = events(task)
-    lines = [event["text"] for event in found if event["event"] == "log"]
+    all_events = events(task)
+    lines = [event["text"] for event in all_events if event["event"] == "log"]
     assert lines[0] == "a line"
     assert "raw bytes on fd 1" in lines[1]
     assert lines[2:] == ["from a shell", "on stderr", "no end of line"]
-    assert [event["event"] for event in found if event["event"] != "log"] == ["result"]
+    assert [event["event"] for event in all_events if event["event"] != "log"] == ["result"]
     log = Path(local.hello.folder, "a_name_.._.log".replace(".._", ".."))
     assert log.read_text().startswith("a line\n")
 
@@ -152,9 +152,9 @@ def test_a_flood_of_output_is_bounded(local: Session, task_env: Env) -> None:
     task = local.start_task("node_tasks", {"do": "flood", "lines": 60_000}, env=task_env(local))
     with local._connection.changed:  # nobody reads meanwhile
         local._connection.changed.wait_for(lambda: task.ended, 30)
-    found = events(task)
-    assert len(found) < 20_000
-    assert any(event["event"] == "result" for event in found)
+    all_events = events(task)
+    assert len(all_events) < 20_000
+    assert any(event["event"] == "result" for event in all_events)
 
 
 def test_a_package_that_a_node_lacks_points_to_setup() -> None:
@@ -163,13 +163,13 @@ def test_a_package_that_a_node_lacks_points_to_setup() -> None:
     with pytest.raises(WorkloadError) as caught, user_errors(Path("train.py"), "importing it"):
         import_module("package_that_is_not_there")
     assert "which `skyctl setup train.py` brings to the nodes" in str(caught.value.hint)
-    told = make_error_event(caught.value)
-    for event in (told, {**told, "type": "ModuleNotFoundError", "skyctl": False, "hint": None}):
+    error_event = make_error_event(caught.value)
+    for event in (error_event, {**error_event, "type": "ModuleNotFoundError", "skyctl": False, "hint": None}):
         error = translate_task_failure(node, event, "my models/train.py")
         assert "oldbox" in error.message
         assert "package_that_is_not_there" in error.message
         assert "skyctl setup 'my models/train.py' --limit oldbox" in str(error.hint)
-    torch = {**told, "type": "ModuleNotFoundError", "skyctl": False, "module": "torch"}
+    torch = {**error_event, "type": "ModuleNotFoundError", "skyctl": False, "module": "torch"}
     assert str(translate_task_failure(node, torch).hint).startswith("`skyctl setup --limit oldbox` brings it")
 
 

@@ -71,8 +71,8 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
         assert used.node(name).python.startswith(str(sshd.home / ".local/share/skyctl/env"))
         with open_session(used.node(name), options) as session:
             facts = write_order(FactsOrder())
-            found = session.run_task("skyctl.setup.node.setup_task", facts, 30, answer=SetupFacts)
-            assert found["python"] == used.node(name).python
+            answer = session.run_task("skyctl.setup.node.setup_task", facts, 30, answer=SetupFacts)
+            assert answer["python"] == used.node(name).python
     removed = set_up_cluster(Cluster(name="c", nodes=nodes[:2]), options, job, remove=True)
     assert [node.status for node in removed.nodes] == ["removed", "removed"]
     assert not (sshd.home / ".local/share/skyctl").exists()

@@ -315,10 +315,10 @@ def test_every_error_of_paramiko_is_mapped(sshd) -> None:
         if kind is ssh_exception.BadHostKeyException:
             key = paramiko.ECDSAKey.generate()
             exc = kind("h", key, key)
-        found = ssh.translate_ssh_error(hop, exc)
-        assert isinstance(found, NodeError)
-        assert type(found) is ssh.SSH_ERROR_MAP[kind][0]
-        assert found.node == "n1"
+        error = ssh.translate_ssh_error(hop, exc)
+        assert isinstance(error, NodeError)
+        assert type(error) is ssh.SSH_ERROR_MAP[kind][0]
+        assert error.node == "n1"
 
 
 def test_without_the_ssh_program(sshd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,14 +34,19 @@ def test_configuration_and_what_wins(tmp_path: Path) -> None:
         "  HostKeyAlias t\n  StrictHostKeyChecking accept-new\n"
         "Match user bob host tower.example\n  ProxyJump gate\n"
     )
-    found = target(tmp_path, config, name="tower")
-    assert (found.hostname, found.port, found.user, found.key_name) == ("tower.example", 2222, "ada", "t")
-    assert found.identities_only
-    assert found.identity_files[0].endswith("/.ssh/tower.example")
-    assert found.timeout_s == 3
-    assert found.known_hosts[:2] == ("/a", "/b")
-    assert found.accept_new
-    assert found.jumps == ()
+    ssh_target = target(tmp_path, config, name="tower")
+    assert (ssh_target.hostname, ssh_target.port, ssh_target.user, ssh_target.key_name) == (
+        "tower.example",
+        2222,
+        "ada",
+        "t",
+    )
+    assert ssh_target.identities_only
+    assert ssh_target.identity_files[0].endswith("/.ssh/tower.example")
+    assert ssh_target.timeout_s == 3
+    assert ssh_target.known_hosts[:2] == ("/a", "/b")
+    assert ssh_target.accept_new
+    assert ssh_target.jumps == ()
     over = target(tmp_path, config, name="x", host="tower", port=23, user="bob", identity_file="~/k")
     assert (over.hostname, over.port, over.user) == ("tower.example", 23, "bob")
     assert over.identity_file == str(Path("~/k").expanduser())
@@ -82,8 +87,8 @@ def test_known_hosts(tmp_path: Path) -> None:
         f"# comment\n\nother ssh-ed25519 {KEY}\n*.example,!bad.example ssh-ed25519 {KEY}\n"
         f"@revoked [h]:23 ssh-ed25519 {KEY}\nh ssh-ed25519 not*base64\nshort\n[h]:22?? ecdsa {KEY} comment\n"
     )
-    found = ssh_authentication.find_known_keys([str(path), "/no/such"], "A.example")
-    assert [(key.line, key.kind, key.blob, key.marker) for key in found] == [(4, "ssh-ed25519", BLOB, "")]
+    keys = ssh_authentication.find_known_keys([str(path), "/no/such"], "A.example")
+    assert [(key.line, key.kind, key.blob, key.marker) for key in keys] == [(4, "ssh-ed25519", BLOB, "")]
     assert ssh_authentication.find_known_keys([str(path)], "bad.example") == []
     assert [key.marker for key in ssh_authentication.find_known_keys([str(path)], "[h]:23")] == ["@revoked"]
     assert [key.line for key in ssh_authentication.find_known_keys([str(path)], "[h]:2222")] == [8]

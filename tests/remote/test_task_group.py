@@ -31,24 +31,24 @@ class Scripted:
 
 def test_all_that_tasks_say_comes_in_one_queue_with_their_ends() -> None:
     group: TaskGroup[str] = TaskGroup("test")
-    one, two = Scripted(), Scripted()
-    group.follow("one", one)
-    one.events.put({"event": "ready"})
-    one.events.put(None)
-    said = [group.receive(5), group.receive(5)]
-    assert [(came.key, came.value, came.ended) for came in said if came] == [
+    first, second = Scripted(), Scripted()
+    group.follow("one", first)
+    first.events.put({"event": "ready"})
+    first.events.put(None)
+    received = [group.receive(5), group.receive(5)]
+    assert [(came.key, came.value, came.ended) for came in received if came] == [
         ("one", {"event": "ready"}, False),
         ("one", None, True),
     ]
-    group.follow("two", two)
-    two.events.put(SkyctlError("its node is lost"))
+    group.follow("two", second)
+    second.events.put(SkyctlError("its node is lost"))
     lost = group.receive(5)
     assert lost is not None
     assert (lost.key, str(lost.error), lost.ended) == ("two", "its node is lost", True)
     assert group.receive(0) is None
     group.kill_all()
-    assert one.killed
-    assert two.killed
+    assert first.killed
+    assert second.killed
 
 
 def test_work_on_each_node_ends_with_its_result_or_its_error() -> None:

@@ -241,11 +241,11 @@ class SequenceSet:
     @property
     def beyond(self) -> list[tuple[int, int]]:
         """First and last of each range after the first number that is missing."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for number in sorted(self._beyond):
-            first = found.pop()[0] if found and found[-1][1] == number - 1 else number
-            found.append((first, number))
-        return found
+            first = ranges.pop()[0] if ranges and ranges[-1][1] == number - 1 else number
+            ranges.append((first, number))
+        return ranges
 
     def __contains__(self, number: int) -> bool:
         return number <= self.upto or number in self._beyond

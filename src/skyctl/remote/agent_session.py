@@ -69,7 +69,7 @@ class Session:
         self._closed = False
         self._connection = self._make_link(channel)
         self._transfers = FileTransfers(self._connection, lambda: next(self._numbers))
-        self._tasks = {known.task: self._known_task(known) for known in hello.tasks}
+        self._tasks = {earlier.task: self._known_task(earlier) for earlier in hello.tasks}
         self._connection.start()
 
     def _make_link(self, channel: CommandChannel) -> AgentConnection:
@@ -88,11 +88,11 @@ class Session:
             on_change=self._report_change,
         )
 
-    def _known_task(self, known: KnownTask) -> RemoteTask:
+    def _known_task(self, earlier: KnownTask) -> RemoteTask:
         """A task that an earlier launcher has started."""
-        task = RemoteTask(self._connection, known.task, known.name, manual_ack=self._options.manual_ack)
-        if known.gone is not None and known.gone <= self.hello.event_number:
-            task.mark_ended(known.returncode, known.signal)
+        task = RemoteTask(self._connection, earlier.task, earlier.name, manual_ack=self._options.manual_ack)
+        if earlier.gone is not None and earlier.gone <= self.hello.event_number:
+            task.mark_ended(earlier.returncode, earlier.signal)
         return task
 
     @property
@@ -193,8 +193,8 @@ class Session:
             while (event := task.recv(max(0.0, deadline - time.monotonic()), for_answer=True)) is not None:
                 message = event[0]
                 if message.get("event") == "result":
-                    found = read_as_json(answer, message, self.node.name)
-                    return {key: value for key, value in found.items() if key != "event"}
+                    fields = read_as_json(answer, message, self.node.name)
+                    return {key: value for key, value in fields.items() if key != "event"}
                 if message.get("event") in ("error", "exit"):
                     raise translate_task_failure(self.node, message)
         except BaseException:

@@ -334,10 +334,10 @@ def _no_output_error(node: Node, channel: CommandChannel, last: bytes) -> NodeEr
             node=node.name,
             hint="try again; too many connections at once, or a restart of its sshd, look like this",
         )
-    said = f"; the last it printed: {last.strip()[:200].decode(errors='replace')}" if last else ""
+    quoted = f"; the last it printed: {last.strip()[:200].decode(errors='replace')}" if last else ""
     return UnfitError(
         f"the shell on node {node.name} ended with status {status} before {python} had run"
-        f"{_stderr_suffix(channel)}{said}",
+        f"{_stderr_suffix(channel)}{quoted}",
         node=node.name,
         hint=f"look at the shell's start-up files there ({STARTUP_FILES}): does one of them exit? "
         f"A csh ends so, too, where it finds no {python}; name one: `python: /path/to/python3`",

@@ -42,12 +42,15 @@ def make_credentials(
     """
     identity = make_tls_certificate() if encrypt else None
     peers: list[dict[int, str]] = [{} for _ in range(ranks)]
-    for one, other in pairs:
-        peers[one][other] = peers[other][one] = secrets.token_hex(SECRET_BYTES)
-    known: dict[int, str] = {}
+    for rank, other in pairs:
+        peers[rank][other] = peers[other][rank] = secrets.token_hex(SECRET_BYTES)
+    group_secrets: dict[int, str] = {}
     for alike in replicas:
-        known |= dict.fromkeys(alike, secrets.token_hex(SECRET_BYTES))
-    return [RankCredentials(told, identity, known.get(rank, "")) for rank, told in enumerate(peers)]
+        group_secrets |= dict.fromkeys(alike, secrets.token_hex(SECRET_BYTES))
+    return [
+        RankCredentials(peer_secrets, identity, group_secrets.get(rank, ""))
+        for rank, peer_secrets in enumerate(peers)
+    ]
 
 
 def make_tls_certificate() -> TlsIdentity:
@@ -61,7 +64,7 @@ def make_tls_certificate() -> TlsIdentity:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "skyctl run")])
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -74,4 +77,4 @@ def make_tls_certificate() -> TlsIdentity:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return TlsIdentity(made.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
+    return TlsIdentity(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())

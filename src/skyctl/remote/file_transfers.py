@@ -45,14 +45,14 @@ class FileTransfers:
         """
         kind = "blobs" if keep else "private"
         size = archive.stat().st_size if isinstance(archive, Path) else len(archive)
-        found = self._request({"op": "have", "kind": kind, "digest": digest, "bytes": size}).path
-        return found or self._put(kind, digest, archive)
+        path = self._request({"op": "have", "kind": kind, "digest": digest, "bytes": size}).path
+        return path or self._put(kind, digest, archive)
 
     def push_tree(self, files: dict[str, bytes]) -> str:
         """A folder into the node's cache, unless it is there; gives its path there. Keys: relative paths."""
         digest = tree_digest(files)
-        found = self._request({"op": "have", "kind": "trees", "digest": digest}).path
-        return found or self._put("trees", *pack_archive(files))
+        path = self._request({"op": "have", "kind": "trees", "digest": digest}).path
+        return path or self._put("trees", *pack_archive(files))
 
     def fetch(self, remote_path: str, local_path: Path, most_bytes: int) -> None:
         """Copies a file from the node; it appears under its name when it is whole and right.

@@ -25,5 +25,5 @@ def boot_program_line(*more: str) -> bytes:
     """``BOOT_SOURCES`` and ``more`` of our sources as one line."""
     future = "from __future__ import annotations\n"
     sources = "".join((PACKAGE_FOLDER / name).read_text(encoding="utf-8") for name in (*BOOT_SOURCES, *more))
-    one = re.sub(r"^from (skyctl\.\S+|__future__) import [^(\n]+\n", "", sources, flags=re.MULTILINE)
-    return base64.b64encode(zlib.compress(f"{future}{one}\nboot()\n".encode(), 9)) + b"\n"
+    program = re.sub(r"^from (skyctl\.\S+|__future__) import [^(\n]+\n", "", sources, flags=re.MULTILINE)
+    return base64.b64encode(zlib.compress(f"{future}{program}\nboot()\n".encode(), 9)) + b"\n"

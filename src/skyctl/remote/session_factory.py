@@ -50,12 +50,12 @@ def forkable_nodes(nodes: Sequence[Node]) -> set[str]:
     """The nodes that one fork server can serve: local, with our own Python and environment; at least two."""
     if not sys.platform.startswith("linux") or SESSION_TAG in os.environ:
         return set()
-    found = {
+    names = {
         node.name
         for node in nodes
         if node.transport == "local" and not node.env and node_python(node) == sys.executable
     }
-    return found if len(found) > 1 else set()
+    return names if len(names) > 1 else set()
 
 
 @contextlib.contextmanager
@@ -164,17 +164,17 @@ def open_sessions(
 def adopt_sessions(
     nodes: Iterable[Node],
     options: ConnectOptions,
-    known: Mapping[str, tuple[str, int]],
+    earlier: Mapping[str, tuple[str, int]],
     on_progress: OnSessionOutcome | None = None,
 ) -> SessionOutcomes:
     """As ``open_sessions``, with sessions that exist already; on an interrupt they are detached again.
 
     Args:
-        known: by node name, the session's id and the watermark to resume after (``adopt_session``).
+        earlier: by node name, the session's id and the watermark to resume after (``adopt_session``).
     """
 
     def adopt_one(node: Node) -> Session:
-        return adopt_session(node, options, *known[node.name], dialled)
+        return adopt_session(node, options, *earlier[node.name], dialled)
 
     dialled = _limited(connect_node, 8)
     return _open_all(list(nodes), adopt_one, Session.detach, on_progress, resumable=True)
@@ -269,7 +269,9 @@ def _open_all(
 def _undo_all(opened: Iterable[object], undo: Callable[[Session], None]) -> None:
     """Closes or detaches the sessions among them, all at once."""
     threads = [
-        threading.Thread(target=undo, args=(one,), daemon=True) for one in opened if isinstance(one, Session)
+        threading.Thread(target=undo, args=(session,), daemon=True)
+        for session in opened
+        if isinstance(session, Session)
     ]
     for thread in threads:
         thread.start()

@@ -182,10 +182,10 @@ class SshConnection:
 
 def _negotiate(transport: paramiko.Transport, hop: SshTarget) -> None:
     """The SSH handshake, asking first for the kinds of host key that known_hosts has of it."""
-    known = {key.kind for key in find_known_keys(hop.known_hosts, hop.key_name) if not key.marker}
+    known_kinds = {key.kind for key in find_known_keys(hop.known_hosts, hop.key_name) if not key.marker}
     options = transport.get_security_options()
     kinds = tuple(options.key_types)
-    options.key_types = sorted(kinds, key=lambda kind: _key_type_of_algorithm(kind) not in known)
+    options.key_types = sorted(kinds, key=lambda kind: _key_type_of_algorithm(kind) not in known_kinds)
     transport.banner_timeout = hop.timeout_s + 5
     transport.auth_timeout = max(hop.timeout_s, 15)
     done = threading.Event()
@@ -216,10 +216,10 @@ def _read_config_with_paramiko(host: str, options: ConnectOptions) -> SshSetting
     """The configuration where there is no ``ssh`` to ask: paramiko's reader, which understands less of it."""
     path = Path(options.ssh_config or "~/.ssh/config").expanduser()
     try:
-        found = paramiko.SSHConfig.from_path(str(path)).lookup(host) if path.is_file() else {}
+        host_config = paramiko.SSHConfig.from_path(str(path)).lookup(host) if path.is_file() else {}
     except (ssh_exception.SSHException, OSError, ValueError) as exc:
         raise InputError(f"{path} can't be read: {exc}") from exc
-    settings = {key: value if isinstance(value, list) else [str(value)] for key, value in found.items()}
+    settings = {key: value if isinstance(value, list) else [str(value)] for key, value in host_config.items()}
     defaults = [f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
     settings.setdefault("identityfile", defaults)
     settings.setdefault("globalknownhostsfile", ["/etc/ssh/ssh_known_hosts"])

@@ -89,10 +89,10 @@ def _matches_host_patterns(patterns: str, name: str) -> bool:
         try:
             _, _, salt, digest = patterns.split("|")
             expected = base64.b64decode(digest)
-            found = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+            actual = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
         except (ValueError, binascii.Error):
             return False
-        return hmac.compare_digest(found, expected)
+        return hmac.compare_digest(actual, expected)
     matched = False
     for pattern in patterns.lower().split(","):
         # "[" is no special character in known_hosts
@@ -108,7 +108,7 @@ def check_host_key(transport: paramiko.Transport, hop: SshTarget) -> None:
     key = transport.get_remote_server_key()
     shown, kind = key.asbytes(), key.get_name()
     entries = find_known_keys(hop.known_hosts, hop.key_name)
-    known = [entry for entry in entries if not entry.marker]
+    known_keys = [entry for entry in entries if not entry.marker]
     what = f"{hop.label}: the host key of {hop.key_name}"
     mark = key_fingerprint(shown)
     for entry in entries:
@@ -116,10 +116,10 @@ def check_host_key(transport: paramiko.Transport, hop: SshTarget) -> None:
             raise HostKeyError(
                 f"{what} ({kind} {mark}) is revoked in {entry.path}:{entry.line}", node=hop.node
             )
-    if any(entry.blob == shown for entry in known):
+    if any(entry.blob == shown for entry in known_keys):
         return
-    if known:
-        old = next((entry for entry in known if entry.kind == kind), known[0])
+    if known_keys:
+        old = next((entry for entry in known_keys if entry.kind == kind), known_keys[0])
         raise HostKeyError(
             f"{what} has changed: it shows {kind} {mark}, "
             f"but {old.path}:{old.line} has {old.kind} {key_fingerprint(old.blob)}",
@@ -201,9 +201,9 @@ def _other_keys(hop: SshTarget, stack: contextlib.ExitStack) -> list[tuple[str, 
     """The agent's keys, the configured first, then key files that need no passphrase."""
     named = {_read_public_key(path): path for path in hop.identity_files}
     agent = [(named.get(key.asbytes()), key) for key in _agent_keys(hop, stack)]
-    found = [(f"{path} (agent)", key) for path, key in agent if path]
+    keys = [(f"{path} (agent)", key) for path, key in agent if path]
     if not hop.identities_only:
-        found += [
+        keys += [
             (f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key)
             for path, key in agent
             if not path
@@ -214,7 +214,7 @@ def _other_keys(hop: SshTarget, stack: contextlib.ExitStack) -> list[tuple[str, 
         if path not in held and Path(path).is_file():
             with contextlib.suppress(Exception):  # ssh passes over default keys that it can't use, too
                 files.append((path, paramiko.PKey.from_path(path)))
-    return found[: max(1, MAX_KEYS_TRIED - len(files))] + files
+    return keys[: max(1, MAX_KEYS_TRIED - len(files))] + files
 
 
 def _agent_keys(hop: SshTarget, stack: contextlib.ExitStack) -> list[Any]:

@@ -98,7 +98,7 @@ def _resolve_jumps(
         return ()
     if depth >= MAX_HOPS:
         raise InputError(f"node {node}: its jump hosts go in a circle ({spec})", hint="look at ProxyJump")
-    found: list[SshTarget] = []
+    jumps: list[SshTarget] = []
     for index, hop in enumerate(part.strip() for part in spec.split(",")):
         user, host, port = _parse_jump_host(node, hop)
         settings = _read_settings(node, host, user, port, options, fallback)
@@ -107,13 +107,13 @@ def _resolve_jumps(
         if port and "hostkeyalias" not in settings:
             target = replace(target, key_name=_known_hosts_name(target.hostname, port))
         if index == 0:
-            found += _resolve_jumps(
+            jumps += _resolve_jumps(
                 node, _first_value(settings, "proxyjump") or "none", options, fallback, depth + 1
             )
         else:
             target = replace(target, proxy_command=None)
-        found.append(target)
-    return tuple(found)
+        jumps.append(target)
+    return tuple(jumps)
 
 
 def _parse_jump_host(node: str, hop: str) -> tuple[str | None, str, int | None]:
@@ -220,10 +220,10 @@ def _first_value(settings: SshSettings, key: str) -> str | None:
 def _path_values(settings: SshSettings, key: str) -> list[str]:
     text = " ".join(settings.get(key, []))
     try:
-        found = shlex.split(text)
+        paths = shlex.split(text)
     except ValueError:
-        found = text.split()
-    return [path for path in found if path.lower() != "none"]
+        paths = text.split()
+    return [path for path in paths if path.lower() != "none"]
 
 
 def _known_hosts_name(hostname: str, port: int) -> str:
@@ -233,7 +233,7 @@ def _known_hosts_name(hostname: str, port: int) -> str:
 
 def _expand_tokens(text: str, tokens: dict[str, str]) -> str:
     """OpenSSH's ``~``, ``%h %p %r %n %u %d %%`` and ``${NAME}``."""
-    known = {**tokens, "%": "%", "d": str(Path("~").expanduser()), "u": getpass.getuser()}
-    text = re.sub(r"%(.)", lambda m: known.get(m[1], m[0]), text)
+    replacements = {**tokens, "%": "%", "d": str(Path("~").expanduser()), "u": getpass.getuser()}
+    text = re.sub(r"%(.)", lambda m: replacements.get(m[1], m[0]), text)
     text = re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m[1], m[0]), text)
     return str(Path(text).expanduser()) if text.startswith("~") else text
