@@ -49,11 +49,11 @@ def root(tmp_path: Path) -> Path:
 
 def counts(root: Path, *, dry_run: bool = False) -> dict[str, tuple[int, int]]:
     """By kind, how many were removed and kept; the bytes are there where anything is."""
-    found = clean_cache(root, dry_run=dry_run)
-    for kind in found:
+    kinds = clean_cache(root, dry_run=dry_run)
+    for kind in kinds:
         assert bool(kind["freed_bytes"]) == bool(kind["removed"]), kind
         assert bool(kind["kept_bytes"]) == bool(kind["kept"]), kind
-    return {kind["what"]: (kind["removed"], kind["kept"]) for kind in found}
+    return {kind["what"]: (kind["removed"], kind["kept"]) for kind in kinds}
 
 
 def files(root: Path) -> set[str]:
@@ -79,10 +79,10 @@ def test_what_a_process_uses_stays(root: Path) -> None:
     assert store.tree("packages", digest) is not None
     assert store.tree("trees", pack_archive({"a/b.py": b"3"})[0]) is not None
     session = SessionFolder.create(root / "sessions")
-    found = counts(root)
-    assert found["packages"] == (1, 1)
-    assert found["trees"] == (0, 1)
-    assert found["sessions"] == (1, 1)
+    counted = counts(root)
+    assert counted["packages"] == (1, 1)
+    assert counted["trees"] == (0, 1)
+    assert counted["sessions"] == (1, 1)
     assert store.tree("packages", digest) is not None
     session.remove()
     store.close()
@@ -124,9 +124,9 @@ def test_checkpoints_stay_and_leftovers_go_once_they_are_old(root: Path) -> None
     old = (root / "trees/.new-x").stat().st_mtime - LEFTOVER_AGE_S - 60
     for name in ("trees/.new-x", "blobs/.new-y"):
         os.utime(root / name, (old, old))
-    found = counts(root)
-    assert found["trees"] == (2, 0)
-    assert found["runs"] == (0, 1)
+    counted = counts(root)
+    assert counted["trees"] == (2, 0)
+    assert counted["runs"] == (0, 1)
     assert run.exists()
     assert files(root) == {
         "runs", "runs/20261121-063012-ab12@elm", "runs/20261121-063012-ab12@elm/step-00000010",
@@ -140,9 +140,9 @@ def test_a_damaged_tree_and_what_is_no_folder_go(root: Path) -> None:
     (root / "trees").mkdir()
     (root / "trees" / ("b" * 64)).symlink_to(root / "packages")
     (root / "packages" / ("c" * 64)).mkdir()
-    found = counts(root)
-    assert found["packages"] == (3, 0)
-    assert found["trees"] == (1, 0)
+    counted = counts(root)
+    assert counted["packages"] == (3, 0)
+    assert counted["trees"] == (1, 0)
 
 
 def test_a_folder_that_others_may_write_to_is_left_alone(root: Path) -> None:
@@ -179,5 +179,5 @@ def test_what_is_being_written_stays_whatever_the_clock_says(
     finally:
         upload.close()
         store.close()
-    assert [(found["trees"], found["blobs"]) for found in meanwhile] == [((2, 1), (1, 1))]
+    assert [(counted["trees"], counted["blobs"]) for counted in meanwhile] == [((2, 1), (1, 1))]
     assert files(root / "trees" / pack_archive({"c.py": b"5"})[0]) == {".manifest.json", "c.py"}

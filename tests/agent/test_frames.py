@@ -27,11 +27,11 @@ def test_there_and_back() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 7, 64, 5000])
 def test_in_pieces(size: int) -> None:
-    data, parser, found = stream(), FrameParser(), []
+    data, parser, frames = stream(), FrameParser(), []
     for at in range(0, len(data), size):
         parser.feed(data[at : at + size])
-        found += list(parser.frames())
-    assert found == FRAMES
+        frames += list(parser.frames())
+    assert frames == FRAMES
 
 
 def test_partial_writes() -> None:

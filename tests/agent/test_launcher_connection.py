@@ -32,15 +32,15 @@ class LauncherEnd:
 
     def received(self) -> list[Message]:
         """What has come by now; an ``end`` where it was closed."""
-        found: list[Message] = []
+        messages: list[Message] = []
         self.sock.setblocking(False)
         try:
             while data := self.sock.recv(1 << 16):
                 self._parser.feed(data)
-            found.append({"op": "end"})
+            messages.append({"op": "end"})
         except (BlockingIOError, ConnectionResetError):
             pass
-        return [message for message, _ in self._parser.frames()] + found
+        return [message for message, _ in self._parser.frames()] + messages
 
 
 class AgentEnd:
@@ -64,13 +64,15 @@ class AgentEnd:
 
     def run_turns(self) -> list[Message]:
         """Some turns of the agent's loop: every descriptor is looked at."""
-        found = []
+        messages = []
         for _ in range(4):
             self.connection.flush()
-            found += [message for message, _ in self.connection.read_messages(self.connection.poll_events())]
+            messages += [
+                message for message, _ in self.connection.read_messages(self.connection.poll_events())
+            ]
         self.connection.flush()
         self.connection.check_timeouts()
-        return found
+        return messages
 
     def connect(self, **words: object) -> LauncherEnd:
         """Another launcher, or the same once more."""
@@ -93,13 +95,13 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentEnd]
     folder = tmp_path / "s-x"
     folder.mkdir()
     monkeypatch.setattr("skyctl.agent.launcher_connection.os.dup2", lambda *_: None)
-    found = AgentEnd(folder)
-    found.first_launcher.send({"op": "ping"})
-    found.run_turns()
-    assert found.first_launcher.received() == [{"op": "pong"}]
-    yield found
-    found.close()
-    os.close(found.in_fd)
+    end = AgentEnd(folder)
+    end.first_launcher.send({"op": "ping"})
+    end.run_turns()
+    assert end.first_launcher.received() == [{"op": "pong"}]
+    yield end
+    end.close()
+    os.close(end.in_fd)
 
 
 def test_each_message_is_acted_on_once(agent: AgentEnd) -> None:

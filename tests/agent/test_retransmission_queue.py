@@ -17,12 +17,12 @@ def taken(kept: RetransmissionQueue, count: int | None = None) -> list[int]:
     parser = FrameParser()
     for data in itertools.islice(iter(kept.next_frame, None), count):
         parser.feed(data)
-    found = []
+    numbers = []
     for message, body in parser.frames():
         assert message["n"] == message["same"]
         assert body == b"b" * (message["n"] % 7)
-        found.append(message["n"])
-    return found
+        numbers.append(message["n"])
+    return numbers
 
 
 def filled(kept: RetransmissionQueue, count: int) -> RetransmissionQueue:

@@ -95,8 +95,8 @@ def test_what_the_launcher_writes_is_what_the_task_reads(order: Any) -> None:
 
 
 def test_paths_and_what_is_left_out_are_read_as_what_they_are() -> None:
-    told = read_order(RANK_ORDERS, over_the_wire(FULL))
-    assert told == FULL
+    order = read_order(RANK_ORDERS, over_the_wire(FULL))
+    assert order == FULL
     assert FULL.checkpoint == CheckpointOptions(Path("/kept"), every=5)
     assert FULL.resume == ResumePoint(4, Path("/kept"), {0: "ab" * 32})
     assert not {"sync", "rounds", "checkpoint", "resume"} & over_the_wire(PLAIN).keys()
@@ -224,9 +224,9 @@ def test_the_code_that_was_sent_to_a_node_knows_its_own_digest() -> None:
                 session.run_task("skyctl.worker.rank", message, 60.0, answer=RankResult)
             return raised.value.message
 
-        said = refused(over_the_wire(PLAIN) | {"code": "0" * 64}, MismatchError)
-        assert said.startswith("on node here: the order ('rank') was made by the launcher's skyctl 00000")
-        assert f"and skyctl {here} runs here" in said
+        error = refused(over_the_wire(PLAIN) | {"code": "0" * 64}, MismatchError)
+        assert error.startswith("on node here: the order ('rank') was made by the launcher's skyctl 00000")
+        assert f"and skyctl {here} runs here" in error
         wrong = over_the_wire(PLAIN)
         wrong["world"]["rank"] = -1
         assert "the order 'rank' can't be followed: world: rank: -1 is" in refused(wrong, RecordError)

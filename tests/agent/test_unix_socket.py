@@ -79,11 +79,11 @@ class Ends:
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    found = Ends()
-    yield found
-    found.launcher.close()
-    found.agent.close()
-    assert found.ended()
+    ends = Ends()
+    yield ends
+    ends.launcher.close()
+    ends.agent.close()
+    assert ends.ended()
 
 
 def received(sock: socket.socket, count: int) -> bytes:
@@ -114,10 +114,10 @@ def test_both_ways_at_once(ends: Ends) -> None:
 
 @pytest.mark.parametrize("first", ["launcher", "agent"])
 def test_ends_with_either_side(ends: Ends, first: str) -> None:
-    one = getattr(ends, first)
+    leaving = getattr(ends, first)
     other = ends.agent if first == "launcher" else ends.launcher
-    one.sendall(b"last words")
-    one.close()
+    leaving.sendall(b"last words")
+    leaving.close()
     assert received(other, 100) == b"last words"
     assert ends.ended()
 

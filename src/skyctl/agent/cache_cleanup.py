@@ -48,12 +48,12 @@ def clean_cache(root: Path, *, dry_run: bool) -> list[Kind]:
         check_private_folder(root)
     except FileNotFoundError:
         return []
-    found = [_clean_kind(root, name, dry_run) for name in ("packages", "trees", "blobs", "runs")]
+    kinds = [_clean_kind(root, name, dry_run) for name in ("packages", "trees", "blobs", "runs")]
     sessions = _clean_sessions(root / "sessions", dry_run)
-    found += [sessions, _clean_trials(root, dry_run)]
+    kinds += [sessions, _clean_trials(root, dry_run)]
     if not dry_run and not sessions["kept"]:
         _remove_empty(root)
-    return [kind for kind in found if kind["removed"] or kind["kept"]]
+    return [kind for kind in kinds if kind["removed"] or kind["kept"]]
 
 
 def _make_kind(what: str) -> Kind:

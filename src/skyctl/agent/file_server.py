@@ -128,12 +128,12 @@ class FileServer:
     def _find_existing(self, message: Message) -> str | None:
         if message["kind"] == "private":
             path = self._session / str(message["digest"])
-            found = path if path.is_file() else None
+            existing = path if path.is_file() else None
         elif message["kind"] == "trees":
-            found = self._store.tree("trees", message["digest"])
+            existing = self._store.tree("trees", message["digest"])
         else:
-            found = self._store.blob(message["digest"], message["bytes"])
-        return str(found) if found else None
+            existing = self._store.blob(message["digest"], message["bytes"])
+        return str(existing) if existing else None
 
     def _receive_upload_chunk(self, request: int, message: Message, body: bytes) -> None:
         if message.get("first"):

@@ -91,8 +91,8 @@ def count_threads() -> int:
 
 def open_descriptors() -> set[int]:
     """This process's descriptors."""
-    found = {int(name) for name in os.listdir(DESCRIPTOR_FOLDER)}  # noqa: PTH208
-    return {fd for fd in found if _is_descriptor_open(fd)}  # not the one that the listing took
+    descriptors = {int(name) for name in os.listdir(DESCRIPTOR_FOLDER)}  # noqa: PTH208
+    return {fd for fd in descriptors if _is_descriptor_open(fd)}  # not the one that the listing took
 
 
 def _is_descriptor_open(fd: int) -> bool:

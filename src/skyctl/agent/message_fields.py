@@ -92,19 +92,19 @@ def read_fields(cls: type, message: Mapping[str, Any], *, exact: bool = False) -
     Raises:
         FieldError: a key is missing, or its value is none that the field can have.
     """
-    found = {}
+    fields = {}
     readers = _readers(cls, exact)
     if exact and (unknown := message.keys() - {key for _, key, _, _ in readers}):
         raise FieldError(f"there is no field {min(unknown)!r:.60}")
     for name, key, reader, required in readers:
         if key in message:
             try:
-                found[name] = reader(message[key])
+                fields[name] = reader(message[key])
             except FieldError as exc:
                 raise FieldError(f"{key}: {exc}") from None
         elif required:
             raise FieldError(f"no {key}")
-    return found
+    return fields
 
 
 def write_fields(record: Any) -> dict[str, Any]:
@@ -130,10 +130,10 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return write_fields(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, Path):
         return str(value)
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def clean_text(text: str) -> str:
@@ -189,7 +189,7 @@ def _tuple_reader(args: tuple[Any, ...], exact: bool) -> _Reader:
     def read(value: Any) -> Any:
         if len(_of(list, value)) != len(items):
             raise FieldError(f"{len(value)} items, not {len(items)}")
-        return tuple(item(one) for item, one in zip(items, value, strict=True))
+        return tuple(item(part) for item, part in zip(items, value, strict=True))
 
     return read
 
@@ -197,14 +197,14 @@ def _tuple_reader(args: tuple[Any, ...], exact: bool) -> _Reader:
 def _list_reader(hint: Any, limits: tuple[Any, ...], exact: bool) -> _Reader:
     most = _limit(MaxLength, limits, MaxLength(MAX_ITEMS)).count
     item = _reader(hint, (), exact)
-    return lambda value: tuple(item(one) for one in _short(_of(list, value), most))
+    return lambda value: tuple(item(part) for part in _short(_of(list, value), most))
 
 
 def _mapping_reader(args: tuple[Any, ...], limits: tuple[Any, ...], exact: bool) -> _Reader:
     most = _limit(MaxLength, limits, MaxLength(MAX_ITEMS)).count
     key = _read_index if args[0] is int else _reader(args[0], (), exact)
     item = _reader(args[1], (), exact)
-    return lambda value: {key(name): item(one) for name, one in _short(_of(dict, value), most).items()}
+    return lambda value: {key(name): item(part) for name, part in _short(_of(dict, value), most).items()}
 
 
 def _number_reader(kind: type, limits: tuple[Any, ...]) -> _Reader:

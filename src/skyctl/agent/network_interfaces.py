@@ -31,11 +31,11 @@ class RouteRequest:
 
 def interface_addresses() -> list[list[str]]:
     """[interface, IPv4] of every interface that has one (Linux; elsewhere empty)."""
-    found = []
+    addresses = []
     for _, name in socket.if_nameindex() if sys.platform.startswith("linux") else ():
         with suppress(OSError):
-            found.append([name, _read_address(name)])
-    return found
+            addresses.append([name, _read_address(name)])
+    return addresses
 
 
 def _read_address(interface: str) -> str:
@@ -61,9 +61,9 @@ def local_address_towards(host: str, interface: str | None = None) -> str:
     if interface is not None:
         return _interface_address(interface)
     try:
-        found = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        address = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(found)  # sends nothing: it only makes the kernel choose a route
+            probe.connect(address)  # sends nothing: it only makes the kernel choose a route
             return str(probe.getsockname()[0])
     except OSError as exc:
         raise NoRouteError(

@@ -83,8 +83,8 @@ class NodeAgent:
         self._launcher.send_final({"op": "bye", "left": left})
 
     def _describe(self) -> Message:
-        known = {"tasks": list(self._task_records.values()), "highest": self._highest_number}
-        return describe_node(self._folder, self._cache_root) | self._timeouts | known
+        tasks = {"tasks": list(self._task_records.values()), "highest": self._highest_number}
+        return describe_node(self._folder, self._cache_root) | self._timeouts | tasks
 
     def _on_adopted(self) -> None:
         """Another launcher has taken over: nobody waits for the former one's files."""

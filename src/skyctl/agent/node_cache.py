@@ -183,8 +183,8 @@ class NodeCache:
 
     def _lock(self, fd: int) -> bool:
         """Marks an open file as in use until ``close``; False where it is just being removed."""
-        found = os.fstat(fd)
-        key = (found.st_dev, found.st_ino)
+        status = os.fstat(fd)
+        key = (status.st_dev, status.st_ino)
         if key not in self._locks:
             held = os.dup(fd)
             try:
@@ -193,7 +193,7 @@ class NodeCache:
                 os.close(held)
                 return False
             self._locks[key] = held
-        return found.st_nlink > 0
+        return status.st_nlink > 0
 
     def close(self) -> None:
         """Gives back all that is locked. At its end a process does so by itself."""
@@ -209,9 +209,9 @@ def _open_own_file(path: str | Path) -> Iterator[BufferedReader]:
         yield file
 
 
-def _require_own(found: os.stat_result, kind: int, path: str | Path) -> None:
+def _require_own(status: os.stat_result, kind: int, path: str | Path) -> None:
     """OSError where it is of another kind, another user's, or others may write to it."""
-    if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if stat.S_IFMT(status.st_mode) != kind or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise OSError(errno.EPERM, "it is not ours alone", str(path))
 
 
@@ -240,14 +240,14 @@ def _compile_modules(folder: Path, place: Path, names: list[str]) -> None:
         if name.endswith(".py"):
             source = folder / name
             _make_folders(source.parent / BYTECODE_FOLDER)
-            made = py_compile.compile(
+            compiled = py_compile.compile(
                 str(source),
                 dfile=str(place / name),
                 doraise=True,
                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
             )
-            if made is not None:
-                listed[Path(made).relative_to(folder).as_posix()] = file_digest(Path(made))
+            if compiled is not None:
+                listed[Path(compiled).relative_to(folder).as_posix()] = file_digest(Path(compiled))
     _write_own_file(folder / BYTECODE_LIST, json.dumps(listed, sort_keys=True).encode())
 
 
@@ -263,7 +263,7 @@ def _read_bytecode_list(folder: Path) -> dict[str, str]:
 
 def _hash_files(folder: Path) -> dict[str, str]:
     """Relative path → SHA-256 of every file in a folder. OSError where anything in it is not ours alone."""
-    found = {}
+    digests = {}
     for place, folders, names in os.walk(folder, onerror=_raise):
         _require_own(os.lstat(place), stat.S_IFDIR, place)
         if not folders and not names:
@@ -271,8 +271,8 @@ def _hash_files(folder: Path) -> dict[str, str]:
         inside = os.path.relpath(place, folder)
         for name in (*names, *(name for name in folders if Path(place, name).is_symlink())):
             with _open_own_file(f"{place}/{name}") as file:
-                found[name if inside == "." else f"{inside}/{name}"] = _digest_of(file)
-    return found
+                digests[name if inside == "." else f"{inside}/{name}"] = _digest_of(file)
+    return digests
 
 
 def _raise(error: OSError) -> NoReturn:

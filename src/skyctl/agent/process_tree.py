@@ -81,27 +81,27 @@ def find_descendants(rows: dict[int, ProcessEntry], root: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, row in rows.items():
         children.setdefault(row.parent, []).append(pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     todo = [root]
     while todo:
         for child in children.get(todo.pop(), ()):
-            if child not in found:
-                found.add(child)
+            if child not in descendants:
+                descendants.add(child)
                 todo.append(child)
-    return found
+    return descendants
 
 
 def find_tagged(rows: Iterable[int], key: str, value: str) -> set[int]:
     """The processes whose environment holds ``key=value`` (of those whose environment may be read)."""
     mark = b"\0" + f"{key}={value}".encode() + b"\0"
-    found = set()
+    tagged = set()
     for pid in rows:
         try:
             if mark in b"\0" + (PROC / str(pid) / "environ").read_bytes() + b"\0":
-                found.add(pid)
+                tagged.add(pid)
         except OSError:
             continue
-    return found
+    return tagged
 
 
 def filter_running(rows: dict[int, ProcessEntry], pids: Iterable[int]) -> set[int]:
@@ -134,14 +134,14 @@ def main(payload: dict[str, Any], _channel: Any) -> dict[str, Any]:
     """
     rows = process_table()
     mark = str(payload["module"]).encode()
-    found = {}
+    sessions = {}
     for session in payload["sessions"]:
         pids = filter_running(rows, find_tagged(rows, SESSION_TAG, session)) - {os.getpid()}
-        found[session] = {
+        sessions[session] = {
             "processes": len(pids),
             "running": sum(_is_running_module(pid, mark) for pid in pids),
         }
-    return {"sessions": found}
+    return {"sessions": sessions}
 
 
 def _is_running_module(pid: int, module: bytes) -> bool:

@@ -141,11 +141,11 @@ class TaskProcess:
 
     def read_final_output(self) -> list[str]:
         """The lines left in the pipe of a task that has ended, with the unfinished one."""
-        found = []
+        output = []
         while lines := self.read_output():
-            found += lines
+            output += lines
         last, self._partial_line = [self._partial_line] if self._partial_line else [], b""
-        return found + self._decoded(last)
+        return output + self._decoded(last)
 
     def _decoded(self, lines: list[bytes]) -> list[str]:
         texts = [line.rstrip(b"\r").decode(errors="replace") for line in lines]
