@@ -20,9 +20,9 @@ def test_without_an_accelerator_the_cpu_is_used() -> None:
 def test_memory_that_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "mps", SimpleNamespace())
     node_facts.note_free_memory(str(MPS))
-    found = node_facts.device_memory(str(MPS))
-    assert found["memory_scope"] is not None
-    assert found["reserved_bytes"] > 0
+    memory = node_facts.device_memory(str(MPS))
+    assert memory["memory_scope"] is not None
+    assert memory["reserved_bytes"] > 0
     assert accelerator.peak_bytes(MPS) is None
     assert (accelerator.device_name(MPS), accelerator.device_uuid(MPS)) == ("mps", None)
 
@@ -33,12 +33,12 @@ def test_memory_of_its_own(older: bool, monkeypatch: pytest.MonkeyPatch) -> None
     free = [0, 7 << 30]
     names = ("mem_get_info" if older else "get_memory_info", "memory_reserved", "empty_cache")
     tell = (lambda index: (free[index], 8 << 30)), (lambda _index: 1 << 30), (lambda: None)
-    told = SimpleNamespace(**dict(zip(names, tell, strict=True)))
-    monkeypatch.setattr(torch, "xpu" if older else "accelerator", told)
+    module = SimpleNamespace(**dict(zip(names, tell, strict=True)))
+    monkeypatch.setattr(torch, "xpu" if older else "accelerator", module)
     monkeypatch.setattr(torch, "accelerator" if older else "xpu", SimpleNamespace())
     node_facts.note_free_memory(str(XPU))
     free[1] -= 3 << 30
-    found = node_facts.device_memory(str(XPU))
-    assert found["reserved_bytes"] == 2 << 30, "what it grew by, but for what torch holds"
-    assert found["memory_bytes"] == 7 << 30
-    assert found["memory_scope"] is None
+    memory = node_facts.device_memory(str(XPU))
+    assert memory["reserved_bytes"] == 2 << 30, "what it grew by, but for what torch holds"
+    assert memory["memory_bytes"] == 7 << 30
+    assert memory["memory_scope"] is None

@@ -35,8 +35,8 @@ def trials(counter: Path) -> int:
 
 def test_this_processor_computes_in_it(tmp_path: Path) -> None:
     """With what the session's trial has found, so on both kinds."""
-    found = find_dtype_support("bfloat16", tmp_path)
-    assert found == DtypeSupport("bfloat16", works=True)
+    support = find_dtype_support("bfloat16", tmp_path)
+    assert support == DtypeSupport("bfloat16", works=True)
 
 
 def test_what_lies_in_the_working_folder_is_not_imported(

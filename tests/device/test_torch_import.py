@@ -84,8 +84,8 @@ def test_backwards_and_optimizers_import_no_compiler_and_compiling_does() -> Non
 
 
 def test_fake_tensors_and_process_groups_import_no_compiler() -> None:
-    told = _output(EAGER + FAKE + COMPILED)[2:]
-    assert told == ["(2, 3, 5)", "(5, 32)", "['sympy']", "4.0 2", "True True"]
+    printed = _output(EAGER + FAKE + COMPILED)[2:]
+    assert printed == ["(2, 3, 5)", "(5, 32)", "['sympy']", "4.0 2", "True True"]
 
 
 def test_a_setting_reaches_the_compiler_and_each_of_its_modules_is_there_once() -> None:

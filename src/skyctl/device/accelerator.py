@@ -103,5 +103,5 @@ def make_stream(device: torch.device) -> torch.Stream | None:
 
 def _memory_function(device: torch.device, name: str, older_name: str | None = None) -> Any:
     """``torch.accelerator``'s, or the kind's own where torch is too old to have it."""
-    found = getattr(torch.accelerator, name, None)
-    return found or getattr(torch.get_device_module(device), older_name or name)
+    function = getattr(torch.accelerator, name, None)
+    return function or getattr(torch.get_device_module(device), older_name or name)

@@ -82,7 +82,7 @@ def read_limits(proc: Path = PROC) -> Limits:
             for folder in _ancestors(path, root, Path(point)):
                 seen = True
                 used |= _read_usage(folder, point)
-                quotas += [(found, _path_below(folder, point)) for found in _as_list(_read_quota(folder))]
+                quotas += [(quota, _path_below(folder, point)) for quota in _as_list(_read_quota(folder))]
                 memories += _as_list(_read_memory(folder))
     tightest, at = min(quotas, key=lambda q: q[0].cpus, default=(None, ()))
     return Limits(
@@ -172,10 +172,10 @@ def _read_quota(folder: Path) -> Quota | None:
         burst_us = _read_number(folder / "cpu.max.burst") or 0
         throttled_s = stat["throttled_usec"] / 1e6 if "throttled_usec" in stat else None
     else:
-        found, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
-        if found is None or found <= 0 or not period:
+        quota, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
+        if quota is None or quota <= 0 or not period:
             return None
-        quota_us, period_us = found, period
+        quota_us, period_us = quota, period
         burst_us = _read_number(folder / "cpu.cfs_burst_us") or 0
         throttled_s = stat["throttled_time"] / 1e9 if "throttled_time" in stat else None
     return Quota(quota_us / period_us, period_us / 1e6, burst_us / 1e6, _cgroup_id(folder), throttled_s)

@@ -92,15 +92,15 @@ def find_dtype_support(dtype: str, cache: Path) -> DtypeSupport:
     path = cache / FILE_NAME
     with _locked(path.with_suffix(".lock")):
         kept = _read(path)
-        for known in kept.get(key, ()):
-            if known.dtype == dtype:
-                return known
-        found = try_dtype(dtype)
-        if found is None:
+        for earlier in kept.get(key, ()):
+            if earlier.dtype == dtype:
+                return earlier
+        support = try_dtype(dtype)
+        if support is None:
             return DtypeSupport(dtype, works=True)
         others = [other for other in kept if other != key][-(MOST_KEPT - 1) :]
-        _write(path, {other: kept[other] for other in others} | {key: [*kept.get(key, ()), found]})
-        return found
+        _write(path, {other: kept[other] for other in others} | {key: [*kept.get(key, ()), support]})
+        return support
 
 
 def try_dtype(dtype: str) -> DtypeSupport | None:
@@ -139,17 +139,17 @@ def prepare_dtype(dtype: str, device: str, cache: Path) -> DtypeSupport | None:
     """
     if dtype not in TRIED_DTYPES or device.partition(":")[0] != "cpu":
         return None
-    found = find_dtype_support(dtype, cache)
-    if not found.works:
+    support = find_dtype_support(dtype, cache)
+    if not support.works:
         raise UnsupportedDtypeError(
-            f"{device} can't compute in {dtype}: a trial died by {found.died_by}, also with "
+            f"{device} can't compute in {dtype}: a trial died by {support.died_by}, also with "
             f"{ISA_VARIABLE}={ISA_CAPS[-1]}",
             node=socket.gethostname(),
             hint="train in float32 (--dtype float32), or leave this node out (--limit)",
         )
-    if found.max_cpu_isa is not None:
-        os.environ[ISA_VARIABLE] = found.max_cpu_isa
-    return found
+    if support.max_cpu_isa is not None:
+        os.environ[ISA_VARIABLE] = support.max_cpu_isa
+    return support
 
 
 def _machine_key() -> str:
@@ -158,15 +158,15 @@ def _machine_key() -> str:
         torch_version = version("torch")
     except PackageNotFoundError:
         torch_version = "unknown"
-    found = (read_boot_id(), sys.executable, f"torch {torch_version}", os.environ.get(ISA_VARIABLE, ""))
-    return " | ".join(found)
+    parts = (read_boot_id(), sys.executable, f"torch {torch_version}", os.environ.get(ISA_VARIABLE, ""))
+    return " | ".join(parts)
 
 
 def _read(path: Path) -> dict[str, list[DtypeSupport]]:
     """The outcomes by machine; empty where there is no file, or not one of ours."""
     try:
         kept = json.loads(path.read_text())
-        return {str(key): [DtypeSupport(**one) for one in found] for key, found in kept.items()}
+        return {str(key): [DtypeSupport(**entry) for entry in entries] for key, entries in kept.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -175,7 +175,9 @@ def _write(path: Path, kept: dict[str, list[DtypeSupport]]) -> None:
     """A cache that can't be written costs a trial each time, and is no error."""
     temporary = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
-        temporary.write_text(json.dumps({key: [asdict(one) for one in kept[key]] for key in kept}, indent=1))
+        temporary.write_text(
+            json.dumps({key: [asdict(support) for support in kept[key]] for key in kept}, indent=1)
+        )
         temporary.replace(path)
 
 

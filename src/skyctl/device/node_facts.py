@@ -58,9 +58,9 @@ def collect_facts(wanted: Sequence[str] | None = None) -> dict[str, Any]:
     scope = f"cpus {','.join(map(str, allowed))}" if allowed else ""
     if quota is not None and bound:
         scope = quota.scope
-    told = None
+    quota_fields = None
     if quota is not None:
-        told = {"cpus": quota.cpus, "period_s": quota.period_s, "burst_s": quota.burst_s}
+        quota_fields = {"cpus": quota.cpus, "period_s": quota.period_s, "burst_s": quota.burst_s}
     return {
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
@@ -71,7 +71,7 @@ def collect_facts(wanted: Sequence[str] | None = None) -> dict[str, Any]:
         "cpu_scope": f"{boot}/{scope}",
         "bound": bound,
         "affinity": allowed,
-        "quota": told,
+        "quota": quota_fields,
         "numa_nodes": numa_nodes(),
         "memory_total_bytes": memory["total_bytes"],
         "memory_available_bytes": memory["available_bytes"],
@@ -97,11 +97,11 @@ def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int | None:
 
 def _parse_cpu_list(text: str) -> set[int]:
     """``0-3,8`` → {0, 1, 2, 3, 8}."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
 
 
 def cpu_model() -> str:
