@@ -20,17 +20,17 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--encrypt",), "--backend gloo does not go with --encrypt"),
         (("--pin-first", "a"), "--backend gloo does not go with --pin-first and --pin-last"),
         (("--pin-last", "a"), "--backend gloo does not go with --pin-first and --pin-last"),
     ],
 )
-def test_what_gloo_can_t_do_is_refused_by_name(skyctl: Run, words: tuple[str, ...], said: str) -> None:
+def test_what_gloo_can_t_do_is_refused_by_name(skyctl: Run, words: tuple[str, ...], message: str) -> None:
     code, _, err = skyctl("launch", "gpt:layers=2,hidden=8,heads=2,context=8", "--backend", "gloo", *words)
     assert code == 2
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert "--backend skyctl" in err
 
 
@@ -69,7 +69,7 @@ def test_helpers_and_nccl_do_not_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "planned", "cluster", "found"),
+    ("option", "planned", "cluster", "expected"),
     [
         (None, None, None, None),
         (None, None, "gloo", "gloo"),
@@ -81,13 +81,13 @@ def test_helpers_and_nccl_do_not_go_together() -> None:
     ],
 )
 def test_the_option_counts_more_than_the_plan_and_that_more_than_the_cluster_file(
-    option: str | None, planned: Any, cluster: Any, found: str | None
+    option: str | None, planned: Any, cluster: Any, expected: str | None
 ) -> None:
     plan = make_plan("a/cpu:0", "b/cpu:0")
     if planned is not None:
         plan = plan.model_copy(update={"backend": BackendChoice(backend="gloo", reason=planned)})
     there = CLUSTER.model_copy(update={"backend": cluster})
-    assert LaunchOptions(backend=option).backend_of_run(plan, there) == found
+    assert LaunchOptions(backend=option).backend_of_run(plan, there) == expected
 
 
 def test_ours_carries_anything() -> None:
@@ -97,10 +97,11 @@ def test_ours_carries_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"encrypted": True}, "does not go with --encrypt"), ({}, "the plan uses a/cuda:0")]
+    ("change", "message"),
+    [({"encrypted": True}, "does not go with --encrypt"), ({}, "the plan uses a/cuda:0")],
 )
-def test_a_plan_that_gloo_can_t_carry_is_refused(change: dict[str, Any], said: str) -> None:
-    made = make_plan("a/cuda:0", "b/cpu:0")
-    plan = Plan.model_validate({**json.loads(made.to_json()), **change})
-    with pytest.raises(InputError, match=said):
+def test_a_plan_that_gloo_can_t_carry_is_refused(change: dict[str, Any], message: str) -> None:
+    planned = make_plan("a/cuda:0", "b/cpu:0")
+    plan = Plan.model_validate({**json.loads(planned.to_json()), **change})
+    with pytest.raises(InputError, match=message):
         check_backend_of_plan(with_asked_backend(plan, "gloo"), encrypt=False)

@@ -43,8 +43,8 @@ def call(folder: Path) -> Call:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found, " ".join(done.stderr.split())
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document, " ".join(done.stderr.split())
 
     run("probe", *WORKLOAD, "--backend", "auto", "-o", str(folder / "profile.json"))
     return run
@@ -53,15 +53,15 @@ def call(folder: Path) -> Call:
 @pytest.mark.slow
 def test_a_probe_measures_gloo_and_auto_has_what_it_needs(call: Call, folder: Path) -> None:
     profile = json.loads((folder / "profile.json").read_text())
-    for one in profile["devices"]:
-        assert set(one["gloo"]) == {
+    for device in profile["devices"]:
+        assert set(device["gloo"]) == {
             "handling_s",
             "handling_byte_s",
             "step_s",
             "message_byte_s",
             "ring_byte_s",
         }
-        assert one["gloo"]["handling_s"] > 0
+        assert device["gloo"]["handling_s"] > 0
     halves = ("--assign", "a=0:3,b=3:6", "--parallel", "pipeline")
     plan, _ = call("plan", *WORKLOAD, "--backend", "auto", *halves)
     assert (plan["backend"]["backend"], plan["backend"]["reason"]) in [

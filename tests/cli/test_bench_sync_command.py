@@ -44,14 +44,14 @@ def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_sums_are_predicted_and_measured(tmp_path: Path) -> None:
     done = bench(tmp_path, "--bytes", "400kB", "--sync", "ring,star", "--repeat", "2", "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["bytes"], said["nodes"], said["helpers"], said["repeat"]) == (
+    document = json.loads(done.stdout)
+    assert (document["bytes"], document["nodes"], document["helpers"], document["repeat"]) == (
         400_000,
         ["a", "b", "c"],
         [],
         2,
     )
-    ring, star = said["rows"]
+    ring, star = document["rows"]
     assert (ring["sync"], ring["kind"], ring["routes"]) == ("ring", "ring", 3)
     assert (star["sync"], star["kind"], star["routes"]) == ("star", "star", 1)
     for row in (ring, star):
@@ -64,7 +64,7 @@ def test_sums_are_predicted_and_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--bytes", "10 apples"), "no size"),
         (("--bytes", "10"), "4 each"),
@@ -78,23 +78,23 @@ def test_what_can_not_be_summed_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     skyctl: Callable[..., tuple[int, str, str]],
     words: tuple[str, ...],
-    said: str,
+    message: str,
 ) -> None:
     (tmp_path / "cluster.yaml").write_text(NODES)
     monkeypatch.chdir(tmp_path)
     code, _, err = skyctl("bench-sync", *words)
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize("lost", ["c", "helper"])
 def test_a_node_that_was_lost_while_it_was_probed_is_named(lost: str) -> None:
     failure = NodeFailure(node=lost, error="its connection ended", hint="see whether it sleeps, then again")
-    found = profile(device("a", 1.0), device("b", 1.0)).model_copy(update={"failures": (failure,)})
+    probed = profile(device("a", 1.0), device("b", 1.0)).model_copy(update={"failures": (failure,)})
     ref = WorkloadRef(source="sums", digest="w", batch_size=3, dtype="float32", seed=0)
     holders = ["a", "b", "c"] if lost == "c" else ["a", "b"]
     with pytest.raises(NodeError, match=f"node {lost} was not measured: its connection ended") as refused:
-        plan_sums(found, ref, holders, ["ring"], helpers=["helper"])
+        plan_sums(probed, ref, holders, ["ring"], helpers=["helper"])
     assert refused.value.exit_code == 4
     assert refused.value.hint == "see whether it sleeps, then again: skyctl bench-sync --refresh"
 

@@ -32,8 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             main()
         except SystemExit as exc:
             code = exc.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return call
 

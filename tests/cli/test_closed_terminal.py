@@ -41,9 +41,9 @@ def test_what_is_said_after_the_terminal_is_closed_ends_nothing(tmp_path):
     )
     os.close(there)
     try:
-        said = b""
-        while b"begun" not in said:
-            said += os.read(here, 4096)
+        printed = b""
+        while b"begun" not in printed:
+            printed += os.read(here, 4096)
         os.close(here)
         child.communicate("\n", timeout=60)
     finally:

@@ -40,11 +40,11 @@ class Terminal(io.StringIO):
 @pytest.fixture(params=[Terminal, io.StringIO], ids=["terminal", "pipe"])
 def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Streams:
     def redirect() -> tuple[io.StringIO, io.StringIO]:
-        made = request.param(), request.param()
+        streams = request.param(), request.param()
         monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.setattr(sys, "stdout", made[0])
-        monkeypatch.setattr(sys, "stderr", made[1])
-        return made
+        monkeypatch.setattr(sys, "stdout", streams[0])
+        monkeypatch.setattr(sys, "stderr", streams[1])
+        return streams
 
     return redirect
 

@@ -47,10 +47,10 @@ NODES = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("compared")
-    (made / "train.py").write_text(TRAIN)
-    (made / "cluster.yaml").write_text(NODES)
-    return made
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "cluster.yaml").write_text(NODES)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def test_the_report_tells_it_and_nobody(compared: tuple[Path, dict[str, Any], st
 
 
 def test_progress_says_how_each_run_ended(compared: tuple[Path, dict[str, Any], str]) -> None:
-    _, _, said = compared
-    assert "even: done, 3 steps · loss" in said
-    assert "report: " in said  # with --json all but the document is on stderr
+    _, _, printed = compared
+    assert "even: done, 3 steps · loss" in printed
+    assert "report: " in printed  # with --json all but the document is on stderr
 
 
 def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--owners", "a,b", "--clients-per-round", "1"), "with --clients-per-round some make none"),
         (("--owners", "a,b", "--drop-stragglers"), "with --drop-stragglers some make none"),
@@ -133,12 +133,12 @@ def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
     ],
 )
 def test_what_rounds_can_not_be_compared_with_is_refused_before_a_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run, words: tuple[str, ...], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # there is neither a cluster nor a workload
     code, _, err = skyctl("compare", "nothing.py", "--local-steps", "2", *words)
     assert code == 2
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert "next: " in err
     assert list(tmp_path.iterdir()) == []
 
@@ -173,8 +173,8 @@ def test_owners_are_run_beside_an_average_after_every_step(tmp_path: Path) -> No
     assert [row.get("steps_per_iteration", 1) for row in rows.values()] == [2, 4]
     assert all(row["measured"]["median"] > 0 for row in rows.values())
     assert rows["optimal"]["layers"].endswith("each on batches of its own; 2 local steps")
-    made = json.loads((tmp_path / "out" / "synchronous.plan.json").read_text())
-    assert [pipeline["local_steps"] for pipeline in made["pipelines"]] == [1, 1]
+    document = json.loads((tmp_path / "out" / "synchronous.plan.json").read_text())
+    assert [pipeline["local_steps"] for pipeline in document["pipelines"]] == [1, 1]
     assert "a round counts as 2 steps (synchronous), 4 steps (optimal)" in " ".join(done.stderr.split())
 
 
@@ -198,7 +198,7 @@ def test_rounds_are_run_beside_the_synchronous_plan(tmp_path: Path) -> None:
     assert len(run["steps"]) == 3  # rounds
     assert rows["optimal"]["measured"]["median"] == run["iteration_s"]["median"] / 2
     plans = {name: json.loads((tmp_path / "out" / f"{name}.plan.json").read_text()) for name in rows}
-    assert [one["local_steps"] for one in plans["optimal"]["pipelines"]] == [2, 2]
+    assert [pipeline["local_steps"] for pipeline in plans["optimal"]["pipelines"]] == [2, 2]
     assert plans["synchronous"]["problem"]["rhythm"]["local_steps"] is None
     assert rows["synchronous"]["measured"]["median"] > 0
     assert "synchronous" in {gain["over"] for gain in document["conclusion"]["gains"]} | {

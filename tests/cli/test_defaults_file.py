@@ -72,12 +72,12 @@ def test_a_commands_table_counts_more_than_what_commands_share(skyctl: Run) -> N
     write(
         "[defaults]\ntimeout = 20\nbatch-size = 64\n[probe]\ntimeout = 30.5\n[checkpoint.ls]\ntimeout = 1\n"
     )
-    found = values(skyctl)
-    assert found["check --timeout"] == (20.0, "file", "defaults")
-    assert found["probe --timeout"] == (30.5, "file", "probe")
-    assert found["checkpoint ls --timeout"] == (1.0, "file", "checkpoint.ls")
-    assert found["plan --batch-size"] == (64, "file", "defaults")
-    assert not any(name.startswith("ps ") for name in found)
+    sources = values(skyctl)
+    assert sources["check --timeout"] == (20.0, "file", "defaults")
+    assert sources["probe --timeout"] == (30.5, "file", "probe")
+    assert sources["checkpoint ls --timeout"] == (1.0, "file", "checkpoint.ls")
+    assert sources["plan --batch-size"] == (64, "file", "defaults")
+    assert not any(name.startswith("ps ") for name in sources)
 
 
 def test_the_file_lies_next_to_the_cluster_file_that_is_named(
@@ -87,10 +87,10 @@ def test_the_file_lies_next_to_the_cluster_file_that_is_named(
     write('[launch]\nsteps = 6\ndata = "book.txt"\nship = ["a", "b"]\n', "other/skyctl.toml")
     write("nodes: [{name: a, transport: local}]\n", "other/cluster.yaml")
     assert values(skyctl)["launch --steps"][0] == 5
-    found = values(skyctl, "launch", "-c", "other/cluster.yaml")
-    assert found["launch --steps"][0] == 6
-    assert found["launch --data"][0] == "other/book.txt"  # a path counts from the file's folder
-    assert found["launch --ship"][0] == ["a", "b"]
+    sources = values(skyctl, "launch", "-c", "other/cluster.yaml")
+    assert sources["launch --steps"][0] == 6
+    assert sources["launch --data"][0] == "other/book.txt"  # a path counts from the file's folder
+    assert sources["launch --ship"][0] == ["a", "b"]
     monkeypatch.setenv("SKYCTL_CLUSTER", "other/cluster.yaml")
     assert values(skyctl, "launch")["launch --steps"][0] == 6
 
@@ -110,7 +110,7 @@ def test_two_files_are_refused_and_another_tools_is_none(skyctl: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[lanch]\nsteps = 3", "skyctl.toml: lanch is no command; did you mean 'launch'?"),
         ("[bench_sync]\nrepeat = 3", "bench_sync is no command; did you mean 'bench-sync'?"),
@@ -143,12 +143,12 @@ def test_two_files_are_refused_and_another_tools_is_none(skyctl: Run) -> None:
         ("[plan]\nassign = 'a=0:5'\nstrategy = 'even'", "--strategy does not go with --assign a=0:5"),
     ],
 )
-def test_what_cannot_be_is_refused_by_file_and_key(skyctl: Run, text: str, said: str) -> None:
+def test_what_cannot_be_is_refused_by_file_and_key(skyctl: Run, text: str, message: str) -> None:
     """Also where another command's table has it."""
     write(text)
     code, _, err = skyctl("plan", GPT)
     assert code == 2
-    assert said in err
+    assert message in err
     assert skyctl("plan", "--help")[0] == 0
 
 
@@ -196,16 +196,16 @@ def test_a_checkpoints_cluster_is_its_runs() -> None:
 
     write('[defaults]\ncluster = "home.yaml"\n')
     application = typer.main.get_command(app)
-    found = read_defaults(Path(), application, typer.Context(application))
-    assert found is not None
-    assert {"launch", "probe"} <= found.commands.keys()
-    assert not any(name.startswith("checkpoint") for name in found.commands)
+    defaults = read_defaults(Path(), application, typer.Context(application))
+    assert defaults is not None
+    assert {"launch", "probe"} <= defaults.commands.keys()
+    assert not any(name.startswith("checkpoint") for name in defaults.commands)
 
 
 def test_what_a_plan_or_a_run_settles_is_known_by_name() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    names = {name: {one.name for one in command.params} for name, command in commands.items()}
-    flags = {flag: one.name for one in commands["launch"].params for flag in one.opts}
+    names = {name: {parameter.name for parameter in command.params} for name, command in commands.items()}
+    flags = {flag: parameter.name for parameter in commands["launch"].params for flag in parameter.opts}
     assert {flags[flag] for flag in LaunchOptions().settled_by_plan()} <= set(PLANNED) <= names["launch"]
     assert set(RESUMED) <= names["launch"]
     assert set(PAPER_PARAMETERS) <= names["compare"]
@@ -230,7 +230,7 @@ def test_config_says_that_there_is_no_file(skyctl: Run) -> None:
 
 def test_config_names_all_options_of_a_command(skyctl: Run) -> None:
     write("[checkpoint.export]\nstep = 3\n")
-    found = values(skyctl, "checkpoint", "export")
-    assert found["checkpoint export --step"] == (3, "file", "checkpoint.export")
-    assert found["checkpoint export --timeout"] == (15.0, "default", None)
-    assert not any("--help" in name for name in found)
+    sources = values(skyctl, "checkpoint", "export")
+    assert sources["checkpoint export --step"] == (3, "file", "checkpoint.export")
+    assert sources["checkpoint export --timeout"] == (15.0, "default", None)
+    assert not any("--help" in name for name in sources)

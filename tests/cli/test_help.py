@@ -15,12 +15,14 @@ from skyctl.cli.help_panels import ADVANCED, OWN, PANELS, USUAL
 from ..helpers.commands import run_here
 
 EVERY: dict[str, Any] = dict(commands_within(typer.main.get_command(app)))
-COMMANDS = {name: one for name, one in EVERY.items() if not hasattr(one, "commands")}
+COMMANDS = {name: command for name, command in EVERY.items() if not hasattr(command, "commands")}
 MOST_OPTIONS, MOST_LINES, COLUMNS = 15, 60, 100
 
 
 def options(command: Any) -> list[Any]:
-    return [one for one in command.get_params(typer.Context(command)) if one.param_type_name == "option"]
+    return [
+        option for option in command.get_params(typer.Context(command)) if option.param_type_name == "option"
+    ]
 
 
 def shown(text: str) -> set[str]:
@@ -36,7 +38,7 @@ def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_a_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     done = run_here(capsys, *name.split(), "--help")
-    usual = {one.opts[-1] for one in options(COMMANDS[name]) if one.rich_help_panel != ADVANCED}
+    usual = {option.opts[-1] for option in options(COMMANDS[name]) if option.rich_help_panel != ADVANCED}
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) <= MOST_LINES
     assert "<bool>" not in done.stdout
@@ -51,7 +53,9 @@ def test_help_fits_a_screen(name: str, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_all_lists_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     done = run_here(capsys, *name.split(), "--help-all")
-    every = {next(flag for flag in one.opts if flag.startswith("--")) for one in options(COMMANDS[name])}
+    every = {
+        next(flag for flag in option.opts if flag.startswith("--")) for option in options(COMMANDS[name])
+    }
     assert done.returncode == 0
     assert shown(done.stdout) == every
     assert "<bool>" not in done.stdout
@@ -69,7 +73,7 @@ def test_help_of_a_group_fits_as_well(name: str, capsys: pytest.CaptureFixture[s
 def test_a_panel_of_one_command_is_not_another_ones() -> None:
     """Options that several commands take are defined once; where they are listed is the command's own."""
     panels = {
-        name: next(one.rich_help_panel for one in options(command) if "--quiet" in one.opts)
+        name: next(option.rich_help_panel for option in options(command) if "--quiet" in option.opts)
         for name, command in COMMANDS.items()
     }
     assert (panels["launch"], panels["ps"], panels["check"]) == (ADVANCED, "General", "General")
@@ -80,11 +84,11 @@ def test_advanced_is_the_last_panel(capsys: pytest.CaptureFixture[str]) -> None:
     titles = [
         line.split("─ ")[1].split(" ─")[0] for line in done.stdout.splitlines() if line.startswith("╭─ ")
     ]
-    assert titles == ["Arguments", *(one for one in (OWN, *PANELS) if one in titles), ADVANCED]
+    assert titles == ["Arguments", *(panel for panel in (OWN, *PANELS) if panel in titles), ADVANCED]
 
 
 def test_what_the_tables_name_is_there() -> None:
-    flags = {flag for command in COMMANDS.values() for one in options(command) for flag in one.opts}
+    flags = {flag for command in COMMANDS.values() for option in options(command) for flag in option.opts}
     assert {flag for panel in PANELS.values() for flag in panel} <= flags
     for name, usual in USUAL.items():
-        assert set(usual) <= {flag for one in options(COMMANDS[name]) for flag in one.opts}
+        assert set(usual) <= {flag for option in options(COMMANDS[name]) for flag in option.opts}

@@ -36,9 +36,9 @@ def test_hosts_and_no_overwriting() -> None:
     done = init("tower", "ada@192.0.2.10:2222", "--local", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "wrote cluster.yaml with 3 nodes\n"
-    found = read_cluster("cluster.yaml")
-    assert found.name == "two words"
-    assert [(n.name, n.port, n.transport) for n in found.nodes] == [
+    cluster = read_cluster("cluster.yaml")
+    assert cluster.name == "two words"
+    assert [(n.name, n.port, n.transport) for n in cluster.nodes] == [
         ("tower", None, "ssh"),
         ("192.0.2.10", 2222, "ssh"),
         ("local", None, "local"),

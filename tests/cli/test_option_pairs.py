@@ -13,7 +13,7 @@ from skyctl.cli.option_pairs import UNUSED, UnusedOptions
 
 Run = Callable[..., tuple[int, str, str]]
 PARAMETERS: dict[str, dict[str, Any]] = {
-    name: {one.name: one for one in command.params}
+    name: {parameter.name: parameter for parameter in command.params}
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
 }
 PAIRS = [(name, rule, other) for name, rules in UNUSED.items() for rule in rules for other in rule.others]

@@ -12,7 +12,7 @@ def test_one_number_means_what_it_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "all_", "found"),
+    ("text", "all_", "expected"),
     [
         ("2..N", 4, (2, 3, 4)),
         ("1..n", 1, (1,)),
@@ -21,8 +21,8 @@ def test_one_number_means_what_it_meant() -> None:
         ("4..6,2", 9, (2, 4, 5, 6)),
     ],
 )
-def test_counts(text: str, all_: int, found: tuple[int, ...]) -> None:
-    assert parse_node_counts("--nodes", text)(all_) == found
+def test_counts(text: str, all_: int, expected: tuple[int, ...]) -> None:
+    assert parse_node_counts("--nodes", text)(all_) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "a", "4,,8", "2...4", "4..2", "1e9", "99999999999999"])

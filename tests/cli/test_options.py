@@ -48,9 +48,9 @@ def test_a_group_of_options_is_a_parameter_each() -> None:
     assert run("t") == (0, "t False 3x4 None\n")
     typed = run("t", "-w", "5", "--height", "6", "--name", "a", "--name", "b", "--deep")
     assert typed == (0, "t True 5x6 ['a', 'b']\n")
-    code, said = run("t", "-w", "0")
+    code, output = run("t", "-w", "0")
     assert code == 2
-    assert "--width" in said
+    assert "--width" in output
     assert "How wide." in run("--help")[1]
 
 
@@ -73,14 +73,14 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 @pytest.mark.parametrize("flag", COMMON)
 def test_a_common_option_is_the_same_in_every_command(flag: str) -> None:
-    found = {
+    by_command = {
         name: (option.opts, option.help, option.metavar, option.default, option.envvar)
         for name, inner in commands()
         for option in inner.params
         if flag in option.opts
     }
-    assert len(found) > 3
-    assert len({str(option) for option in found.values()}) == 1, found
+    assert len(by_command) > 3
+    assert len({str(option) for option in by_command.values()}) == 1, by_command
 
 
 def test_the_next_command_gets_the_same_cluster() -> None:

@@ -38,10 +38,10 @@ PLAN = ("plan", "--problem", "problem.json", "--parallel", "data")
 def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) -> None:
     code, out, err = run(*PLAN, "-o", "plan.json")
     assert code == 0, err
-    made = json.loads(Path("plan.json").read_text())
-    assert [p["microbatches"] for p in made["pipelines"]] == [4, 2, 2]
-    assert made["problem"]["parallel"] == "data"
-    assert made["pipeline_iteration_s"] > made["predicted"]["iteration_s"]
+    document = json.loads(Path("plan.json").read_text())
+    assert [p["microbatches"] for p in document["pipelines"]] == [4, 2, 2]
+    assert document["problem"]["parallel"] == "data"
+    assert document["pipeline_iteration_s"] > document["predicted"]["iteration_s"]
     assert "beside it: this is" in out
     assert "as fast as a pipeline" in out
     assert "of gradients as float32 take " in out
@@ -49,11 +49,11 @@ def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) 
     assert "all layers on each device" in out
     assert "what would help" not in out
     assert run("verify", "plan.json")[0] == 0
-    for name, said in (
+    for name, words in (
         ("int8", "as int8 (rounded on each hop: changes training) take "),
         ("fixed32", "as fixed32 take "),
     ):
-        assert f"of gradients {said}" in run(*PLAN, "--sync-format", name)[1]
+        assert f"of gradients {words}" in run(*PLAN, "--sync-format", name)[1]
     code, _, err = run(*PLAN, "--sync-format", "powersgd:300")
     assert (code, "powersgd:R with a rank R from 1 to 256" in err) == (2, True)
     code, _, err = run(*PLAN, "--sync-format", "powersgd:4")
@@ -96,7 +96,7 @@ def test_shares_of_ones_own(run: Run) -> None:
     code, out, err = run(*PLAN, "--assign", "n0=5,n2=3", "--json")
     assert code == 0, err
     assert [p["microbatches"] for p in json.loads(out)["pipelines"]] == [5, 3]
-    for words, said in (
+    for words, message in (
         (("--assign", "n0=5,n2=4"), "add up to 9 microbatches"),
         (("--assign", "n0=5,n9=3"), "--assign names 'n9'"),
         (("--assign", "n0=0:2"), "every device has all"),
@@ -105,7 +105,7 @@ def test_shares_of_ones_own(run: Run) -> None:
         (("--whole-blocks",), "nothing is cut"),
     ):
         code, _, err = run(*PLAN, *words)
-        assert (code, said in err) == (2, True), err
+        assert (code, message in err) == (2, True), err
     for words in (("--assign", "n0=5,n2=3"), ("--sync-format", "bfloat16"), ("--sync", "ring")):
         code, _, err = run("plan", "--problem", "problem.json", *words)
         assert code == 2
@@ -116,9 +116,9 @@ def test_shares_of_ones_own(run: Run) -> None:
 def test_auto_says_what_each_form_came_to(run: Run) -> None:
     code, out, err = run("plan", "--problem", "problem.json", "--parallel", "auto", "-o", "plan.json")
     assert code == 0, err
-    made = json.loads(Path("plan.json").read_text())
-    assert [one["parallel"] for one in made["forms"]] == ["pipeline", "data", "hybrid"]
-    assert made["problem"]["parallel"] == "data"
+    document = json.loads(Path("plan.json").read_text())
+    assert [form["parallel"] for form in document["forms"]] == ["pipeline", "data", "hybrid"]
+    assert document["problem"]["parallel"] == "data"
     assert "step, predicted" in out
     assert "data*" in out
     assert "form: data parallelism, " in out
@@ -140,9 +140,9 @@ def test_auto_says_which_device_is_too_small_for_a_form(run: Run) -> None:
     assert code == 0, err
     text = " ".join(out.split())
     assert "data parallelism: does not fit: no device can hold the whole model: n0/cpu:0 needs 15." in text
-    made = json.loads(Path("plan.json").read_text())
-    assert made["problem"]["parallel"] == "pipeline"
-    outcome = made["forms"][1]
+    document = json.loads(Path("plan.json").read_text())
+    assert document["problem"]["parallel"] == "pipeline"
+    outcome = document["forms"][1]
     assert (outcome["parallel"], outcome["fits"], outcome["iteration_s"]) == ("data", False, None)
 
 
@@ -154,13 +154,13 @@ def test_other_trainers_take_one_pipeline() -> None:
 
 
 def test_what_does_not_go_with_several_pipelines(run: Run) -> None:
-    for words, said in (
+    for words, message in (
         (("--assign", "n0=5,n2=3"), "has no way to say both"),
         (("--schedule", "gpipe"), "goes with one pipeline"),
         (("--helper", "n1"), "only help to sum"),
     ):
         code, _, err = run("plan", "--problem", "problem.json", "--parallel", "hybrid", *words)
-        assert (code, said in err) == (2, True), err
+        assert (code, message in err) == (2, True), err
 
 
 def test_several_pipelines_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "said"),
+    ("at", "value", "message"),
     [
         (
             ("pipelines", 0, "stages", 0, "device"),
@@ -212,10 +212,10 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (("version",), 15, "reads version 14 only\n  next: make it anew: skyctl plan WORKLOAD -o plan.json"),
         (("version",), 13, "plan.json is skyctl/plan version 13; this skyctl reads version 14 only"),
     ],
-    ids=lambda one: None if not isinstance(one, str) else one[:30],
+    ids=lambda value: None if not isinstance(value, str) else value[:30],
 )
 def test_a_plan_with_a_broken_field_is_exit_2_and_names_it(
-    run: Run, at: tuple[str | int, ...], value: object, said: str
+    run: Run, at: tuple[str | int, ...], value: object, message: str
 ) -> None:
     raw = json.loads(plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8)).to_json())
     place = raw
@@ -224,20 +224,20 @@ def test_a_plan_with_a_broken_field_is_exit_2_and_names_it(
     place[at[-1]] = value
     Path("plan.json").write_text(json.dumps(raw))
     code, _, err = run("verify", "plan.json")
-    assert (code, said in err) == (2, True), err
+    assert (code, message in err) == (2, True), err
     assert "after validation" not in err, "what follows from the fault"
 
 
 def test_a_plan_that_claims_too_much_is_exit_1(run: Run) -> None:
-    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8))
-    sure = made.certificate.model_copy(update={"status": "bounded", "lower_bound_s": 1.0, "gap": 0.0})
-    moved = zip(made.pipelines, (3, 3, 2), strict=True)
+    planned = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8))
+    sure = planned.certificate.model_copy(update={"status": "bounded", "lower_bound_s": 1.0, "gap": 0.0})
+    moved = zip(planned.pipelines, (3, 3, 2), strict=True)
     for update in (
-        {"predicted": made.predicted.model_copy(update={"sync_s": 0.0})},
+        {"predicted": planned.predicted.model_copy(update={"sync_s": 0.0})},
         {"certificate": sure},
         {"pipelines": tuple(p.model_copy(update={"microbatches": m}) for p, m in moved)},
     ):
-        Path("plan.json").write_text(made.model_copy(update=update).to_json())
+        Path("plan.json").write_text(planned.model_copy(update=update).to_json())
         code, out, _ = run("verify", "plan.json")
         assert (code, "does not hold" in out) == (1, True), update
 
@@ -256,9 +256,9 @@ def test_what_does_not_fit_is_exit_3_and_names_the_pipeline_that_does(run: Run) 
 
 
 def test_samples_are_shown_where_the_batch_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4))
+    planned = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4))
     ref = WorkloadRef(source="train.py", digest="0", batch_size=18, dtype="float32", seed=0)
-    show_plan(Output(), made.model_copy(update={"workload": ref}))
+    show_plan(Output(), planned.model_copy(update={"workload": ref}))
     lines = capsys.readouterr().out.splitlines()
     at = lines[0].split().index("samples")
     assert [int(line.split()[at]) for line in lines[1:4]] == [10, 4, 4]  # 3, 3, 2, 2, … a microbatch
@@ -267,8 +267,8 @@ def test_samples_are_shown_where_the_batch_is_known(capsys: pytest.CaptureFixtur
 def test_pairs_without_a_link_are_those_of_the_routes() -> None:
     problem = data_problem(speeds=(1.0,) * 3, rate=1e4, microbatches=9)
     kept = tuple(x for x in problem.links if {x.source, x.target} != {"n0/cpu:0", "n1/cpu:0"})
-    made = plan(problem.model_copy(update={"links": kept}), "even")
-    assert unlinked_pairs(made) == [("n0/cpu:0", "n1/cpu:0")]  # of a ring, which sends one way
+    planned = plan(problem.model_copy(update={"links": kept}), "even")
+    assert unlinked_pairs(planned) == [("n0/cpu:0", "n1/cpu:0")]  # of a ring, which sends one way
 
 
 def test_a_pair_that_could_not_be_connected_is_avoided() -> None:
@@ -277,9 +277,9 @@ def test_a_pair_that_could_not_be_connected_is_avoided() -> None:
         x.model_copy(update={"latency_s": 3600.0}) if {x.source, x.target} == {"n0/cpu:0", "n1/cpu:0"} else x
         for x in problem.links
     )
-    made = plan_best([problem.model_copy(update={"links": dead})], PlanOptions())
-    assert made.sync is not None
-    assert [route.root for route in made.sync.groups[0].routes] == ["n2/cpu:0"]
+    planned = plan_best([problem.model_copy(update={"links": dead})], PlanOptions())
+    assert planned.sync is not None
+    assert [route.root for route in planned.sync.groups[0].routes] == ["n2/cpu:0"]
 
 
 SPARSE = """

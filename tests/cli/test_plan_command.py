@@ -72,10 +72,10 @@ def test_a_layout_for_megatron_is_all_there_is_on_stdout(run: Run) -> None:
     assert out.count("\n") == 1
     assert stages[0].startswith("E")
     assert stages[-1].endswith("L")
-    made = json.loads(Path("plan.json").read_text())
-    assert len(made["stages"]) == len(stages)
-    assert len(made["problem"]["layers"]) == 14
-    ranks = ", ".join(f"{i} {stage['replicas'][0]['device']}" for i, stage in enumerate(made["stages"]))
+    plan_file = json.loads(Path("plan.json").read_text())
+    assert len(plan_file["stages"]) == len(stages)
+    assert len(plan_file["problem"]["layers"]) == 14
+    ranks = ", ".join(f"{i} {stage['replicas'][0]['device']}" for i, stage in enumerate(plan_file["stages"]))
     assert f"pipeline ranks: {ranks}" in err
     assert run("verify", "plan.json")[0] == 0
 
@@ -93,10 +93,10 @@ def test_a_list_for_torchtitan(run: Run) -> None:
     ]
     code, out, _ = run(*PLAN, "--export", "torchtitan", "--whole-blocks", "--json")
     assert code == 0
-    told = json.loads(out)
-    assert told["setting"] == "module_fqns_per_model_part"
-    assert told["value"] == parts
-    assert len(told["devices"]) == len(parts)
+    listing = json.loads(out)
+    assert listing["setting"] == "module_fqns_per_model_part"
+    assert listing["value"] == parts
+    assert len(listing["devices"]) == len(parts)
 
 
 def test_a_cut_inside_a_block_ends_with_its_stage_and_leaves_nothing(run: Run) -> None:
@@ -206,8 +206,8 @@ def test_how_sure_in_the_objectives_own_words(run: Run) -> None:
 
 def test_how_sure_where_the_time_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
     problem = Problem.model_validate_json(json.dumps(document()))
-    made = plan(problem)
-    value = made.certificate.value_s
+    planned = plan(problem)
+    value = planned.certificate.value_s
     among = WholeBlocksProof(status="bounded", lower_bound_s=value / 1.05, method="trips")
     for whole_blocks, words in (
         (None, "no plan can be faster than "),
@@ -215,7 +215,7 @@ def test_how_sure_where_the_time_ran_out(capsys: pytest.CaptureFixture[str]) -> 
     ):
         bounded = make_certificate(value, value / 1.05, proved=False, method="trips", wall_s=1.0)
         bounded = bounded.model_copy(update={"whole_blocks": whole_blocks})
-        show_plan(Output(), made.model_copy(update={"certificate": bounded}), time_limit_reached=True)
+        show_plan(Output(), planned.model_copy(update={"certificate": bounded}), time_limit_reached=True)
         out = capsys.readouterr().out
         assert f"how sure: not proved: {words}{value / 1.05:.4f} s (gap 5%) (trips, 1.00 s)" in out
         assert out.endswith("next: a longer --time-limit may close the gap\n")
@@ -229,10 +229,10 @@ def test_even_is_told_of_optimal_and_nothing_is_announced_in_vain(run: Run) -> N
 
 
 def test_devices_hardly_needed_have_a_line_of_their_own(run: Run) -> None:
-    made = document() | {"links": []}
-    made["layers"] = [made["layers"][1] | {"flops": x} for x in (9e10, 1e9, 1e9)]
-    made["devices"] = [d | {"flops_per_s": 3e10, "memory_bytes": None} for d in made["devices"][:3]]
-    Path("problem.json").write_text(json.dumps(made))
+    problem = document() | {"links": []}
+    problem["layers"] = [problem["layers"][1] | {"flops": x} for x in (9e10, 1e9, 1e9)]
+    problem["devices"] = [d | {"flops_per_s": 3e10, "memory_bytes": None} for d in problem["devices"][:3]]
+    Path("problem.json").write_text(json.dumps(problem))
     _, out, _ = run(*PLAN, "--objective", "bottleneck")
     assert re.search(
         r"^hardly needed(, each by itself)?: n\d/cpu:0 \(nothing is lost without it\)", out, re.M
@@ -240,20 +240,20 @@ def test_devices_hardly_needed_have_a_line_of_their_own(run: Run) -> None:
 
 
 def test_a_pair_without_a_link_is_told(run: Run) -> None:
-    made = document()
-    made["links"] = [x for x in made["links"] if {x["source"], x["target"]} != {IDS[0], IDS[2]}]
-    Path("problem.json").write_text(json.dumps(made))
+    problem = document()
+    problem["links"] = [x for x in problem["links"] if {x["source"], x["target"]} != {IDS[0], IDS[2]}]
+    Path("problem.json").write_text(json.dumps(problem))
     flags = ("--assign", "n0=0:5,n2=5:12,n1=12:14")
     _, _, err = run(*PLAN, *flags)
     assert "no link is given for n0/cpu:0 → n2/cpu:0, n2/cpu:0 → n0/cpu:0: taken as free" in err
-    Path("problem.json").write_text(json.dumps(made | {"links": []}))
+    Path("problem.json").write_text(json.dumps(problem | {"links": []}))
     assert "no link is given" not in run(*PLAN, *flags)[2]
 
 
 def test_memory_all_reserved_is_no_fault(run: Run) -> None:
-    made = document()
-    made["devices"][3]["reserved_bytes"] = 4e9
-    Path("problem.json").write_text(json.dumps(made))
+    problem = document()
+    problem["devices"][3]["reserved_bytes"] = 4e9
+    Path("problem.json").write_text(json.dumps(problem))
     code, out, _ = run(*PLAN)
     assert code == 0
     assert "unused: n3/cpu:0: it can hold nothing: 3.73 GiB of its 2.79 GiB are reserved" in out
@@ -264,15 +264,15 @@ def test_memory_all_reserved_is_no_fault(run: Run) -> None:
 def test_a_narrow_terminal_cuts_no_number(width: int, node: str) -> None:
     """Columns go in a fixed order; lines break between words; a name loses its middle."""
     problem = json.dumps(document()).replace("n2/", f"{node}/")
-    made = plan(Problem.model_validate_json(problem))
-    text = on_terminal(made, width)
+    planned = plan(Problem.model_validate_json(problem))
+    text = on_terminal(planned, width)
     lines = [line.rstrip() for line in text.splitlines()]
     heading = next(line for line in lines if "stage" in line)
     for name in ("stage", "device", "layers", "busy s", "busy", "memory GiB"):
         assert name in heading
     spared = [name for name in ("link ms", "in flight", "load", "from … to") if name in heading]
     assert spared == ["link ms", "in flight", "load", "from … to"][: len(spared)]
-    for stage, view in zip(made.stages, made.predicted.replicas, strict=True):
+    for stage, view in zip(planned.stages, planned.predicted.replicas, strict=True):
         row = next(line for line in lines if f" {stage.start}:{stage.stop} " in line)
         assert f"{view.compute_s:.3f}" in row
         assert "GiB" not in row
@@ -280,11 +280,11 @@ def test_a_narrow_terminal_cuts_no_number(width: int, node: str) -> None:
         assert "cpu:0" in row
     for line in lines:
         assert len(line) <= max(width, 62)
-    words = set(" ".join(lines[lines.index(heading) + 2 + len(made.stages) :]).split())
+    words = set(" ".join(lines[lines.index(heading) + 2 + len(planned.stages) :]).split())
     assert {"optimal", "numbers"} <= words
 
 
-def on_terminal(made: Plan, width: int) -> str:
+def on_terminal(planned: Plan, width: int) -> str:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -294,19 +294,19 @@ def on_terminal(made: Plan, width: int) -> str:
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")
         patch.setattr(sys, "stdout", screen)
-        show_plan(Output(), made)
+        show_plan(Output(), planned)
     return strip_control(screen.getvalue())
 
 
 def test_the_step_has_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    made = plan(Problem.model_validate(document()))
-    step_s = made.predicted.iteration_s
+    planned = plan(Problem.model_validate(document()))
+    step_s = planned.predicted.iteration_s
     for objective, what in (("iteration", "step: "), ("bottleneck", "a step takes ")):
-        sure = made.predicted.model_copy(
+        sure = planned.predicted.model_copy(
             update={"interval": Interval(low_s=0.9 * step_s, high_s=1.2 * step_s)}
         )
-        problem = made.problem.model_copy(update={"objective": objective})
-        show_plan(Output(), made.model_copy(update={"predicted": sure, "problem": problem}))
+        problem = planned.problem.model_copy(update={"objective": objective})
+        show_plan(Output(), planned.model_copy(update={"predicted": sure, "problem": problem}))
         assert f"{what}{format_estimate(step_s, sure.interval)} predicted" in capsys.readouterr().out
 
 
@@ -318,9 +318,9 @@ def test_json_is_the_plan_alone(run: Run) -> None:
 
 
 def test_many_unused_devices_take_one_line(run: Run) -> None:
-    made = document()
-    made["devices"] += [{"id": f"m{i}/cpu:0", "flops_per_s": 1e9, "memory_bytes": 1e6} for i in range(30)]
-    Path("problem.json").write_text(json.dumps(made))
+    problem = document()
+    problem["devices"] += [{"id": f"m{i}/cpu:0", "flops_per_s": 1e9, "memory_bytes": 1e6} for i in range(30)]
+    Path("problem.json").write_text(json.dumps(problem))
     code, out, _ = run(*PLAN, "--objective", "bottleneck")
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("unused: m")]

@@ -83,8 +83,8 @@ def test_quick_names_every_node_that_failed(run: Run, monkeypatch: pytest.Monkey
     assert code == 4
     assert "still holds where it could be checked" in out
     assert "b could not be checked: no torch (install it)" in err
-    told = json.loads(run("--quick", "--json")[1])
-    assert told["failures"] == [{"node": "b", "error": "no torch", "hint": "install it"}]
+    report = json.loads(run("--quick", "--json")[1])
+    assert report["failures"] == [{"node": "b", "error": "no torch", "hint": "install it"}]
 
 
 def test_a_dry_run_of_quick_says_what_is_looked_at(run: Run) -> None:

@@ -34,10 +34,10 @@ def test_owners_make_rounds_and_it_is_said(run: Run) -> None:
     more = ("--prox-mu", "0.5", "--clients-per-round", "2", "--drop-stragglers", "--round-deadline", "90")
     code, out, err = run(*PLAN, "--local-steps", "4,2,3", "--owners", "n0,n1,n2+n3", *more, "-o", "plan.json")
     assert code == 0, err
-    made = json.loads(Path("plan.json").read_text())
-    assert made["problem"]["owners"] == [["n0"], ["n1"], ["n2", "n3"]]
-    assert [pipeline["local_steps"] for pipeline in made["pipelines"]] == [4, 2, 3]
-    assert made["sync"]["of"] == "weights"
+    document = json.loads(Path("plan.json").read_text())
+    assert document["problem"]["owners"] == [["n0"], ["n1"], ["n2", "n3"]]
+    assert [pipeline["local_steps"] for pipeline in document["pipelines"]] == [4, 2, 3]
+    assert document["sync"]["of"] == "weights"
     assert "n2+n3" in out
     assert "changes training: each owner makes 2 to 4 local steps by itself" in out
     assert "FedProx" in out
@@ -50,15 +50,15 @@ def test_owners_make_rounds_and_it_is_said(run: Run) -> None:
 def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
     code, _, err = run(*PLAN, "--local-steps", "auto", "--owners", "all", "-o", "plan.json")
     assert code == 0, err
-    made = json.loads(Path("plan.json").read_text())
-    steps = [pipeline["local_steps"] for pipeline in made["pipelines"]]
+    document = json.loads(Path("plan.json").read_text())
+    steps = [pipeline["local_steps"] for pipeline in document["pipelines"]]
     assert steps[0] == 2 * steps[1]
-    assert made["problem"]["parallel"] == "data"
+    assert document["problem"]["parallel"] == "data"
     code, _, err = run(*PLAN, "--parallel", "data", "--local-steps", "3", "-o", "common.json")
     assert code == 0, err
-    made = json.loads(Path("common.json").read_text())
-    assert sum(pipeline["microbatches"] for pipeline in made["pipelines"]) == 8
-    assert made["pipeline_iteration_s"] is None, "a round is no step"
+    document = json.loads(Path("common.json").read_text())
+    assert sum(pipeline["microbatches"] for pipeline in document["pipelines"]) == 8
+    assert document["pipeline_iteration_s"] is None, "a round is no step"
     for name in ("plan.json", "common.json"):
         assert run("verify", name)[0] == 0
     code, _, err = run(*PLAN, "--parallel", "data", "--local-steps", "3", "--assign", "n0=6,n1=2")
@@ -80,15 +80,15 @@ def test_one_outer_option_brings_the_papers_value_of_the_other(
 ) -> None:
     code, out, err = run(*PLAN, "--local-steps", "4", *words, "-o", "plan.json")
     assert code == 0, err
-    made = json.loads(Path("plan.json").read_text())
-    rhythm = made["problem"]["rhythm"]
+    document = json.loads(Path("plan.json").read_text())
+    rhythm = document["problem"]["rhythm"]
     assert (rhythm["outer_lr"], rhythm["outer_momentum"]) == (lr, momentum)
     assert ("DiLoCo" in out) == ((lr, momentum) != (1, 0))
     assert run("verify", "plan.json")[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--prox-mu", "0.1"), "--prox-mu goes with --local-steps"),
         (("--outer-lr", "0.7"), "--outer-lr goes with --local-steps"),
@@ -134,10 +134,10 @@ def test_one_outer_option_brings_the_papers_value_of_the_other(
         (("--local-steps", "2", "--strategy", "alone"), "nobody to average"),
     ],
 )
-def test_what_contradicts_is_exit_2(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_what_contradicts_is_exit_2(run: Run, words: tuple[str, ...], message: str) -> None:
     code, out, err = run(*PLAN, *words, "-o", "plan.json")
     assert code == 2, (out, err)
-    assert said in err.replace("\n", " ")
+    assert message in err.replace("\n", " ")
     assert not Path("plan.json").exists()
 
 
@@ -155,12 +155,12 @@ def test_a_trace_of_rounds_is_refused_before_anything_is_connected_to(run: Run) 
     Path("cluster.yaml").write_text("nodes:\n  - {name: n0, host: nobody.invalid}\n")
     for words in (("gpt:layers=2", "--local-steps", "2"), ("plan.json",)):
         code, _, err = run("launch", *words, "--trace")
-        said = "--trace draws single steps, and a round is many" in " ".join(err.split())
-        assert (code, said) == (2, True), err
+        is_refused = "--trace draws single steps, and a round is many" in " ".join(err.split())
+        assert (code, is_refused) == (2, True), err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--local-steps", "2", "--owners", "n0,n11"), "--owners: 'n11' is no node; did you mean 'n1'?"),
         (("--local-steps", "2", "--owners", "n0,nobody"), "--owners: 'nobody' is no node; there are n0, n1"),
@@ -172,7 +172,7 @@ def test_a_trace_of_rounds_is_refused_before_anything_is_connected_to(run: Run) 
     ],
 )
 def test_what_rounds_are_not_made_with_is_refused_before_anything_is_connected_to(
-    run: Run, words: tuple[str, ...], said: str
+    run: Run, words: tuple[str, ...], message: str
 ) -> None:
     """Of nobody here an address is known."""
     hosts = "".join(f"  - {{name: {name}, host: nobody.invalid}}\n" for name in ("n0", "n1"))
@@ -180,7 +180,7 @@ def test_what_rounds_are_not_made_with_is_refused_before_anything_is_connected_t
     for command in ("launch", "compare"):
         measured = ("--measure",) if command == "compare" else ()
         code, _, err = run(command, "gpt:layers=2", *measured, *words)
-        assert (code, said in " ".join(err.split())) == (2, True), err
+        assert (code, message in " ".join(err.split())) == (2, True), err
 
 
 @pytest.mark.parametrize("owners", [(), ("--owners", "n0,n1+n2")])
@@ -196,9 +196,9 @@ def test_a_problem_of_rounds_has_one_form(run: Run, owners: tuple[str, ...]) -> 
 def test_a_plan_gives_nobody_another_owners_data(run: Run) -> None:
     assert run(*PLAN, "--local-steps", "2", "--owners", "n0,n1", "-o", "plan.json")[0] == 0
     text = Path("plan.json").read_text()
-    made = json.loads(text)
-    made["problem"]["owners"].reverse()
-    Path("plan.json").write_text(json.dumps(made))
+    document = json.loads(text)
+    document["problem"]["owners"].reverse()
+    Path("plan.json").write_text(json.dumps(document))
     code, _, err = run("verify", "plan.json")
     assert code == 2
     assert "pipeline 0 trains on the data of n1, and 'n0/cpu:0' is not its owner's" in err.replace("\n", " ")
@@ -228,10 +228,10 @@ def test_a_run_that_is_resumed_has_settled_how_it_is_planned(words: tuple[str, s
         **{words[0][2:].replace("-", "_"): int(words[1]) if words[1] == "1" else words[1]}
     )
     state: Any = SimpleNamespace()
-    known: Any = SimpleNamespace(state=state, paths=SimpleNamespace(run_id="r"))
+    stored_run: Any = SimpleNamespace(state=state, paths=SimpleNamespace(run_id="r"))
     spec = SimpleNamespace(
         **dict.fromkeys(("batch_size", "seed", "dtype", "data_path", "random_inputs", "learning_rate"))
     )
     request: Any = SimpleNamespace(spec=spec, recipe=Recipe(total_steps=1))
     with pytest.raises(InputError, match=f"{words[0]} {words[1]} does not go with --resume"):
-        _refuse_other_training(known, request, options)
+        _refuse_other_training(stored_run, request, options)

@@ -80,7 +80,7 @@ def test_ps_lists_the_newest_first_and_leaves_old_ones_out(skyctl: Skyctl) -> No
         assert "20261121-030405-bbbb: rank 0 died" in done.stdout
         assert "state.json must be of kind" in done.stderr
         every = json.loads(skyctl("ps", "-a", "--json").stdout)["runs"]
-    assert [(one["run_id"][-4:], one["status"], one["supervised"]) for one in every] == [
+    assert [(run["run_id"][-4:], run["status"], run["supervised"]) for run in every] == [
         ("cccc", "running", "alive"),
         ("bbbb", "failed", "gone"),
         ("aaaa", "done", "gone"),
@@ -106,9 +106,9 @@ def test_ps_says_why_nodes_can_not_be_asked(skyctl: Skyctl) -> None:
     done = skyctl("ps")
     assert done.returncode == 0
     assert "20261121-040405-cccc: node a did not answer" in done.stdout
-    (one,) = json.loads(skyctl("ps", "--json").stdout)["runs"]
-    assert (one["status"], one["nodes"][0]["node"]) == ("unsupervised", "a")
-    assert "/nowhere/cluster.yaml" in one["nodes"][0]["error"] or "connect" in one["nodes"][0]["error"]
+    (run,) = json.loads(skyctl("ps", "--json").stdout)["runs"]
+    assert (run["status"], run["nodes"][0]["node"]) == ("unsupervised", "a")
+    assert "/nowhere/cluster.yaml" in run["nodes"][0]["error"] or "connect" in run["nodes"][0]["error"]
     assert json.loads(skyctl("ps", "--json", "--offline").stdout)["runs"][0]["nodes"] is None
 
 
@@ -194,7 +194,7 @@ def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path, skyctl: Sky
     assert "ends all by itself, at the latest on" in done.stderr
     kept = json.loads(paths.state.read_text())
     assert kept["status"] == "stopped"
-    assert [one["node"] for one in kept["sessions"]] == ["far"]
+    assert [session["node"] for session in kept["sessions"]] == ["far"]
     again = skyctl("stop", "cccc")
     assert again.returncode == 4
 
@@ -327,7 +327,7 @@ def test_a_run_is_resumed_with_a_plan_that_sums_only_gradients_that_can_be_summe
     devices = tuple(Device(id=f"{name}/cpu:0", flops_per_s=1.0, memory_bytes=None) for name in "ab")
     problem = Problem(layers=(layer,) * 2, devices=devices, microbatches=4)
     ref = WorkloadRef(source="train.py", digest="0" * 64, batch_size=4, dtype="float32", seed=0)
-    known = plan(problem, "even").model_copy(update={"workload": ref})
+    old_plan = plan(problem, "even").model_copy(update={"workload": ref})
     given = plan(problem.model_copy(update={"parallel": "data"}), "even").model_copy(update={"workload": ref})
     assert len(given.pipelines) == 2
     Path("given.json").write_text(given.to_json())
@@ -337,7 +337,7 @@ def test_a_run_is_resumed_with_a_plan_that_sums_only_gradients_that_can_be_summe
         "init_from": "gone.safetensors", "init_sha256": "0" * 64,
     }  # fmt: skip
     paths = make("20261121-040405-cccc", status="failed", checkpoint=7, cluster_file="cluster.yaml", **asked)
-    paths.keep_plan(known.to_json())
+    paths.keep_plan(old_plan.to_json())
     words = ("launch", "given.json", "--resume", "cccc", "--dry-run")
     Path("train.py").write_text(SPARSE.format(sparse=True))
     done = skyctl(*words)

@@ -116,23 +116,23 @@ def test_the_end_of_a_run_says_whether_its_interval_held(capsys: pytest.CaptureF
         assert words in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("steps", "said"), [(10, "in 10 steps\n"), (12, "(mean of the last 10: 4.5000)\n")])
+@pytest.mark.parametrize(("steps", "text"), [(10, "in 10 steps\n"), (12, "(mean of the last 10: 4.5000)\n")])
 def test_the_last_losses_mean_is_beside_one_batchs(
-    capsys: pytest.CaptureFixture[str], steps: int, said: str
+    capsys: pytest.CaptureFixture[str], steps: int, text: str
 ) -> None:
     losses = tuple(StepMeasurement(step=i, loss=float(steps - 1 - i), iteration_s=1.6) for i in range(steps))
     show_measurement(Output(), run().model_copy(update={"steps": losses, "final_loss": 0.0}))
-    told = capsys.readouterr().out
-    assert f"loss: {steps - 1}.0000 → 0.0000 in {steps} steps" in told
-    assert said in told
+    printed = capsys.readouterr().out
+    assert f"loss: {steps - 1}.0000 → 0.0000 in {steps} steps" in printed
+    assert text in printed
 
 
 def test_a_validations_metrics_each_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [
+    validation = [
         ValidationMeasurement(step=1, loss=2.0, metrics={"accuracy": 0.123456, "loss": None}),
         ValidationMeasurement(step=3, loss=1.5, metrics={"accuracy": 0.5, "loss": 2e-7}),
     ]
-    show_validation(Output(), found)
+    show_validation(Output(), validation)
     assert capsys.readouterr().out.splitlines() == [
         "validation loss: 2.0000 after step 2 → 1.5000 after step 4",
         "validation accuracy: 0.1235 after step 2 → 0.5 after step 4",
@@ -150,13 +150,13 @@ def test_a_round_is_called_a_round(capsys: pytest.CaptureFixture[str]) -> None:
         }
     )
     show_measurement(Output(), done, "round")
-    said = capsys.readouterr().out
-    assert "round: 50.0 ms (p10" in said
-    assert "note: a round under 100 ms" in said
-    assert "in 1 rounds" in said
-    assert "validation loss: 2.0000 after round 1" in said
-    assert "validation accuracy: 0.5 after round 1" in said
-    assert "step" not in said
+    printed = capsys.readouterr().out
+    assert "round: 50.0 ms (p10" in printed
+    assert "note: a round under 100 ms" in printed
+    assert "in 1 rounds" in printed
+    assert "validation loss: 2.0000 after round 1" in printed
+    assert "validation accuracy: 0.5 after round 1" in printed
+    assert "step" not in printed
     shown = io.StringIO()
     callbacks = make_terminal_callbacks(Output(), ProgressDisplay("launch", show=True, stream=shown))
     figures = {"loss": 1.5, "iteration_s": 0.25, "samples_per_s": 8.0, "left_s": None}

@@ -61,18 +61,18 @@ def test_it_ends_with_the_run_once_the_page_was_looked_at() -> None:
         assert "was done after 20 of 20" in out
 
 
-@pytest.mark.parametrize(("status", "code", "said"), [("failed", 1, "rank 0 died"), ("stopped", 1, "")])
-def test_json_is_the_address_and_the_exit_code_is_attachs(status: str, code: int, said: str) -> None:
-    write_state(status=status, detail=said or None)
+@pytest.mark.parametrize(("status", "code", "message"), [("failed", 1, "rank 0 died"), ("stopped", 1, "")])
+def test_json_is_the_address_and_the_exit_code_is_attachs(status: str, code: int, message: str) -> None:
+    write_state(status=status, detail=message or None)
     with watching("--json") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
-        told = json.loads("".join(lines))
-        assert told["run_id"] == RUN_ID
-        get(told["url"])
+        document = json.loads("".join(lines))
+        assert document["run_id"] == RUN_ID
+        get(document["url"])
         out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (code, "")
-        assert said in err
+        assert message in err
 
 
 def test_ctrl_c_ends_the_page_and_leaves_the_run() -> None:

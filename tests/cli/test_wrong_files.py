@@ -78,12 +78,12 @@ def test_what_may_be_meant_comes_first(typed: str, words: str, capsys: pytest.Ca
 
 def test_a_node_that_was_not_measured_is_left_out_with_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
     failure = {"node": "b", "error": "node b has no torch", "hint": "`skyctl setup` brings it"}
-    found = samples.profile("d", nodes=("a", "b"))
-    found["devices"] = found["devices"][:1]
-    found["failures"] = [failure]
+    document = samples.profile("d", nodes=("a", "b"))
+    document["devices"] = document["devices"][:1]
+    document["failures"] = [failure]
     nodes = [Node(name=name) for name in ("a", "b", "c")]
-    profile = Profile.model_validate_json(json.dumps(found))
+    profile = Profile.model_validate_json(json.dumps(document))
     warn_unmeasured(Output(), profile, Cluster(name="home", nodes=tuple(nodes)))
-    said = " ".join(capsys.readouterr().err.split())
-    assert "b was not measured, so it is left out: node b has no torch (`skyctl setup` brings it)" in said
-    assert "not measured, so left out: c (skyctl check shows why)" in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "b was not measured, so it is left out: node b has no torch (`skyctl setup` brings it)" in printed
+    assert "not measured, so left out: c (skyctl check shows why)" in printed

@@ -122,34 +122,38 @@ def bench_sync(
             progress("planning")
             ref = request.ref(loaded.digest)
             planned = plan_sums(profile, ref, names, syncs, sync_format, helpers, backend)
-            show_backend(out, [one.plan for one in planned])
+            show_backend(out, [sums.plan for sums in planned])
             run = RunOptions(steps=options.repeat + 1, weights=False)
             done = measure_with_progress(
                 out, progress, job.cluster, job.request, planned, sessions, run, yes=options.yes
             )
     figures = sum_figures(done)
     _show(out, figures)
-    rows = [{**asdict(one), "rate_mbit": one.rate_mbit} for one in figures]
+    rows = [{**asdict(figure), "rate_mbit": figure.rate_mbit} for figure in figures]
     out.json(
         {"bytes": nbytes, "nodes": names, "helpers": helpers or [], "repeat": options.repeat, "rows": rows}
     )
-    return 1 if any(one.error for one in figures) else None
+    return 1 if any(figure.error for figure in figures) else None
 
 
 def _show(out: Output, figures: Sequence[SumFigures]) -> None:
     """A row for each way to sum; below, why one has no figures."""
     rows = [
         (
-            one.sync,
-            UNKNOWN if one.kind is None else f"{one.kind} ({one.routes})" if one.routes > 1 else one.kind,
-            UNKNOWN if one.predicted_s is None else format_seconds(one.predicted_s),
-            UNKNOWN if one.measured_s is None else format_seconds(one.measured_s),
-            UNKNOWN if one.rate_mbit is None else f"{one.rate_mbit:.3g}",
-            UNKNOWN if one.bound_mbit is None else f"{one.bound_mbit:.3g}",
+            figure.sync,
+            UNKNOWN
+            if figure.kind is None
+            else f"{figure.kind} ({figure.routes})"
+            if figure.routes > 1
+            else figure.kind,
+            UNKNOWN if figure.predicted_s is None else format_seconds(figure.predicted_s),
+            UNKNOWN if figure.measured_s is None else format_seconds(figure.measured_s),
+            UNKNOWN if figure.rate_mbit is None else f"{figure.rate_mbit:.3g}",
+            UNKNOWN if figure.bound_mbit is None else f"{figure.bound_mbit:.3g}",
         )
-        for one in figures
+        for figure in figures
     ]
     out.table(("sync", "routes", "predicted", "measured", "Mbit/s", "of at most"), rows)
-    for one in figures:
-        if one.error is not None:
-            out.warn(f"{one.sync}: {one.error}")
+    for figure in figures:
+        if figure.error is not None:
+            out.warn(f"{figure.sync}: {figure.error}")

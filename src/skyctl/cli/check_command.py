@@ -80,14 +80,14 @@ def _compare(
         out.progress("check") as progress,
         connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions,
     ):
-        found = compare_workload(target.cluster, sessions, request, loaded, progress)
-    place = f" (on {found.device}, {found.seconds:.1f} s)" if found.device else ""
-    if found.doubt is None:
+        compared = compare_workload(target.cluster, sessions, request, loaded, progress)
+    place = f" (on {compared.device}, {compared.seconds:.1f} s)" if compared.device else ""
+    if compared.doubt is None:
         layers = format_count(loaded.layers, "layer")
         _mark(out, "ok", f"{request.spec.source}: as in plain torch, cut into {layers}{place}", indent=0)
     else:
-        _mark(out, "warning", f"{request.spec.source}: {found.doubt}{place}", indent=0)
-    return found.model_dump(mode="json")
+        _mark(out, "warning", f"{request.spec.source}: {compared.doubt}{place}", indent=0)
+    return compared.model_dump(mode="json")
 
 
 def _show(out: Output, report: CheckReport) -> None:
@@ -115,8 +115,8 @@ def _show(out: Output, report: CheckReport) -> None:
     if not report.ok:
         out.line(format_count(report.problems, "problem") + (f", {warnings}" if warnings else ""))
     elif not out.quiet:
-        found = f"all well: {format_count(len(report.nodes), 'node')}" + (f"; {warnings}" if warnings else "")
-        out.line(found if out.verbose else f"{found} (-v lists every check)")
+        text = f"all well: {format_count(len(report.nodes), 'node')}" + (f"; {warnings}" if warnings else "")
+        out.line(text if out.verbose else f"{text} (-v lists every check)")
 
 
 def _shown_ticks(node: NodeReport, *, full: bool) -> list[Tick]:

@@ -56,11 +56,11 @@ def ls(
     """List the steps that have checkpoints, and their nodes. Exit 1 where no checkpoint is whole."""
     from skyctl.supervision.stored_checkpoints import checkpoint_holdings, checkpoint_table, load_run
 
-    known = load_run(run)
+    stored_run = load_run(run)
     if run is None:
-        out.note(f"run {known.paths.run_id}")
-    with connect_replicators(out, known, cluster, connection, offline=offline) as nodes:
-        stored = checkpoint_table(known, checkpoint_holdings(known, nodes.replicators))
+        out.note(f"run {stored_run.paths.run_id}")
+    with connect_replicators(out, stored_run, cluster, connection, offline=offline) as nodes:
+        stored = checkpoint_table(stored_run, checkpoint_holdings(stored_run, nodes.replicators))
     rows = [
         (
             checkpoint.step,
@@ -75,11 +75,16 @@ def ls(
     out.table(("step", "whole", "MiB", "layers on"), rows)
     out.json(
         {
-            "run_id": known.paths.run_id,
-            "layers": known.layers,
+            "run_id": stored_run.paths.run_id,
+            "layers": stored_run.layers,
             "steps": [
-                {"step": one.step, "whole": one.whole, "bytes": one.size_bytes, "nodes": dict(one.nodes)}
-                for one in stored
+                {
+                    "step": checkpoint.step,
+                    "whole": checkpoint.whole,
+                    "bytes": checkpoint.size_bytes,
+                    "nodes": dict(checkpoint.nodes),
+                }
+                for checkpoint in stored
             ],
             "unreachable": nodes.unreached,
         }
@@ -120,25 +125,25 @@ def export(
         write_weights,
     )
 
-    known = load_run(run)
+    stored_run = load_run(run)
     if run is None:
-        out.note(f"run {known.paths.run_id}")
-    as_folder = known.state.workload.startswith("hf:")
-    target = output or Path(known.paths.run_id if as_folder else "weights.safetensors")
+        out.note(f"run {stored_run.paths.run_id}")
+    as_folder = stored_run.state.workload.startswith("hf:")
+    target = output or Path(stored_run.paths.run_id if as_folder else "weights.safetensors")
     if not as_folder:
         check_output(target)
     path: Path | None = None
-    if step in (None, known.state.step):
-        path = export_last_weights(known, target)
-    exported_step = known.state.step
+    if step in (None, stored_run.state.step):
+        path = export_last_weights(stored_run, target)
+    exported_step = stored_run.state.step
     if path is None:
         with (
-            connect_replicators(out, known, cluster, connection, offline=offline) as nodes,
-            gather_checkpoint(known, nodes.replicators, nodes.sessions, step) as (exported_step, layers),
+            connect_replicators(out, stored_run, cluster, connection, offline=offline) as nodes,
+            gather_checkpoint(stored_run, nodes.replicators, nodes.sessions, step) as (exported_step, layers),
         ):
-            path = write_weights(layers, target, known.state.workload)
+            path = write_weights(layers, target, stored_run.state.workload)
     out.line(f"step {exported_step}: {path}")
-    out.json({"run_id": known.paths.run_id, "step": exported_step, "path": str(path)})
+    out.json({"run_id": stored_run.paths.run_id, "step": exported_step, "path": str(path)})
 
 
 @app.command("rm", cls=SkyctlCommand, epilog=format_examples("checkpoint rm"))
@@ -155,30 +160,30 @@ def rm(
     from skyctl.supervision.run_lock import acquire_run_lock
     from skyctl.supervision.stored_checkpoints import load_run, refuse_running, remove_checkpoints
 
-    known = load_run(run)
-    refuse_running(known, "its checkpoints can be removed")
-    question = f"remove all checkpoints of run {known.paths.run_id}? It can't be resumed then"
+    stored_run = load_run(run)
+    refuse_running(stored_run, "its checkpoints can be removed")
+    question = f"remove all checkpoints of run {stored_run.paths.run_id}? It can't be resumed then"
     if not confirm(out, question, yes=yes, otherwise=True):
         return 0
     failures = {}
     with (
-        acquire_run_lock(known.paths, attached=True),  # nobody resumes it meanwhile
-        connect_replicators(out, known, cluster, connection) as nodes,
+        acquire_run_lock(stored_run.paths, attached=True),  # nobody resumes it meanwhile
+        connect_replicators(out, stored_run, cluster, connection) as nodes,
     ):
         if nodes.replicators is not None:
-            failures = remove_checkpoints(known, nodes.replicators, nodes.unreached)
+            failures = remove_checkpoints(stored_run, nodes.replicators, nodes.unreached)
     for node, failure in failures.items():
         out.warn(f"{node}: {failure.message}")
     left = sorted({*failures, *nodes.unreached})
     out.line("removed" + (f", but not on {','.join(left)}" if left else ""))
-    out.json({"run_id": known.paths.run_id, "left_on": left})
+    out.json({"run_id": stored_run.paths.run_id, "left_on": left})
     return 4 if left else 0
 
 
 @contextmanager
 def connect_replicators(
     out: Output,
-    known: StoredRun,
+    stored_run: StoredRun,
     cluster: Path | None,
     connection: ConnectionOptions,
     *,
@@ -194,11 +199,13 @@ def connect_replicators(
     if offline:
         yield ReachedNodes(None, {}, [])
         return
-    own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
+    own_file = Path(stored_run.state.cluster_file) if stored_run.state.cluster_file else None
     target = ClusterOptions(cluster=cluster or own_file).load()
     connect = connection.connect_options(target.path)
-    wanted = {node_of(device.id) for device in known.plan.problem.devices}
-    wanted |= {one.partition("/")[0] for attempt in known.state.attempts for one in attempt.devices}
+    wanted = {node_of(device.id) for device in stored_run.plan.problem.devices}
+    wanted |= {
+        device_id.partition("/")[0] for attempt in stored_run.state.attempts for device_id in attempt.devices
+    }
     chosen = [node for node in target.cluster.nodes if node.name in wanted]
     if not chosen:
         raise InputError(
@@ -214,5 +221,5 @@ def connect_replicators(
             require_all(reached.failures)
         for name, failure in reached.failures.items():
             out.warn(f"{name}: {failure.message}")
-        with replicators_on(known, reached.sessions) as replicators:
+        with replicators_on(stored_run, reached.sessions) as replicators:
             yield ReachedNodes(replicators, dict(reached.sessions), sorted(reached.failures))

@@ -229,8 +229,8 @@ class Output:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def _table_width(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:

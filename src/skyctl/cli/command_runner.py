@@ -175,12 +175,12 @@ _BUG_HINT = "this is a bug in skyctl; -v shows the traceback, please report it w
 
 def report_error(out: Output, error: SkyctlError | str, code: int, *, hint: str | None = None) -> None:
     """Prints ``error: …`` with hint and log on stderr, and the JSON document where ``--json`` was given."""
-    known = error if isinstance(error, SkyctlError) else SkyctlError(str(error), hint=hint)
-    out.error(known)
+    failure = error if isinstance(error, SkyctlError) else SkyctlError(str(error), hint=hint)
+    out.error(failure)
     if out.as_json and not out.has_document:
-        node = known.node if isinstance(known, NodeError) else None
-        document = {"message": known.message, "hint": known.hint, "log": known.log, "node": node}
-        changes = getattr(known, "changes", None)  # a table of differences, where there is one
+        node = failure.node if isinstance(failure, NodeError) else None
+        document = {"message": failure.message, "hint": failure.hint, "log": failure.log, "node": node}
+        changes = getattr(failure, "changes", None)  # a table of differences, where there is one
         more = {} if changes is None else {"changes": changes}
         out.json({"error": {**document, "exit_code": code, **more}})
 

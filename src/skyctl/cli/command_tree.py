@@ -8,7 +8,7 @@ from typing import Any
 
 def options_by_flag(context: Any, command: Any) -> dict[str, Any]:
     """A command's options, by each of their names."""
-    options = [one for one in command.get_params(context) if one.param_type_name == "option"]
+    options = [option for option in command.get_params(context) if option.param_type_name == "option"]
     return {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
 
 

@@ -256,7 +256,7 @@ def compare(
             syncs=syncs,
         )
         show_comparison(out, report, options.output, workload=workload)
-        show_backend(out, [one.plan for one in outcomes])
+        show_backend(out, [outcome.plan for outcome in outcomes])
     failed = {
         outcome.strategy: outcome.error for outcome in outcomes if outcome.plan is not None and outcome.error
     }
@@ -294,19 +294,19 @@ def _measured(
         run = RunOptions(steps=options.steps, weights=False, trace=options.trace)
 
         def measure(
-            found: list[StrategyOutcome], earlier: Sequence[StrategyOutcome] = ()
+            planned: list[StrategyOutcome], earlier: Sequence[StrategyOutcome] = ()
         ) -> list[StrategyOutcome]:
-            asked = (out, progress, job.cluster, job.request, found, sessions, run)
+            asked = (out, progress, job.cluster, job.request, planned, sessions, run)
             return measure_with_progress(*asked, yes=options.yes, earlier=earlier)
 
         outcomes = measure(planned)
-        for one in outcomes:
-            if one.plan is not None and one.measurement is not None:
-                keep_observations(job.cluster.name, one.plan, job.workload.digest, one.measurement)
+        for outcome in outcomes:
+            if outcome.plan is not None and outcome.measurement is not None:
+                keep_observations(job.cluster.name, outcome.plan, job.workload.digest, outcome.measurement)
         if options.trial:
             outcomes = job.chosen_by_measurement(outcomes)
         if points:
-            points = measure_nodes(points, planned, outcomes, lambda found: measure(found, outcomes))
+            points = measure_nodes(points, planned, outcomes, lambda grown: measure(grown, outcomes))
         sweeps += _nodes_sweeps(points, outcomes)
     return job, profile, outcomes, sweeps
 

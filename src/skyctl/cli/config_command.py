@@ -74,7 +74,7 @@ def config(
     all: steps = 500 under [launch] is --steps 500 of `skyctl launch`. What is typed counts more.
     """
     del cluster  # it has chosen the file
-    found = file_in_use(context)
+    defaults = file_in_use(context)
     commands = _commands(context)
     if words:
         name = " ".join(words)
@@ -86,14 +86,14 @@ def config(
         commands = {name: commands[name]}
     rows = [
         row
-        for name, one in commands.items()
-        for row in _sources(context, name, one, found)
+        for name, command in commands.items()
+        for row in _sources(context, name, command, defaults)
         if words or row.source == "file"
     ]
-    if found is None:
+    if defaults is None:
         out.line(f"no file of defaults: neither {OWN_FILE} nor [tool.skyctl] in {PROJECT_FILE}")
     else:
-        out.line(f"defaults: {found.path}")
+        out.line(f"defaults: {defaults.path}")
     out.table(
         ("command", "option", "value", "from"),
         [
@@ -107,24 +107,30 @@ def config(
         ],
         shorten="value",
     )
-    out.json({"file": None if found is None else str(found.path), "values": [asdict(row) for row in rows]})
+    out.json(
+        {"file": None if defaults is None else str(defaults.path), "values": [asdict(row) for row in rows]}
+    )
 
 
 def _commands(context: typer.Context) -> dict[str, Any]:
     """The commands that have options of their own, as they are typed."""
     application = context.find_root().command
-    return {name: one for name, one in commands_within(application) if not hasattr(one, "commands")}
+    return {
+        name: command for name, command in commands_within(application) if not hasattr(command, "commands")
+    }
 
 
-def _sources(context: typer.Context, name: str, one: Any, found: DefaultsFile | None) -> list[OptionSource]:
+def _sources(
+    context: typer.Context, name: str, command: Any, defaults: DefaultsFile | None
+) -> list[OptionSource]:
     """By option of a command where its value comes from; environment over file over default."""
-    said = {} if found is None else found.commands.get(name, {})
+    own_defaults = {} if defaults is None else defaults.commands.get(name, {})
     rows = []
-    for option in filter(is_settable, one.params):
+    for option in filter(is_settable, command.params):
         flag = long_name(option)
         if (text := option.resolve_envvar_value(context)) is not None:
             rows.append(OptionSource(name, flag, text, "environment", str(option.envvar)))
-        elif (default := said.get(option.name)) is not None:
+        elif (default := own_defaults.get(option.name)) is not None:
             rows.append(OptionSource(name, flag, default.parsed, "file", default.table))
         else:
             rows.append(OptionSource(name, flag, option.default, "default", None))

@@ -87,33 +87,33 @@ def take_defaults(context: Any, words: Sequence[str]) -> None:
         return  # help is to be had whatever the file says
     named = typed.get("cluster") or os.environ.get(CLUSTER_VARIABLE)
     folder = _path(named).parent if named else Path()
-    found = read_defaults(folder, context.find_root().command, context)
-    context.meta[_FILE] = found
-    if found is None:
+    defaults = read_defaults(folder, context.find_root().command, context)
+    context.meta[_FILE] = defaults
+    if defaults is None:
         return
     command = typed_name(context)
-    own = found.commands.get(command, {})
+    own = defaults.commands.get(command, {})
     settled = settled_parameters(command, typed)
-    context.default_map = {name: one.value for name, one in own.items() if name not in settled}
+    context.default_map = {name: default.value for name, default in own.items() if name not in settled}
 
 
 def file_in_use(context: Any) -> DefaultsFile | None:
     """The file that a command's defaults come from; None: there is none."""
-    found: DefaultsFile | None = context.meta.get(_FILE)
-    return found
+    defaults: DefaultsFile | None = context.meta.get(_FILE)
+    return defaults
 
 
 def describe_defaults(context: Any) -> str | None:
     """Which of a command's options have their values from the file; None: none of them."""
-    found = file_in_use(context)
-    if found is None:
+    defaults = file_in_use(context)
+    if defaults is None:
         return None
     used = [
-        f"{one.flag} {format_value(one.value)}"
-        for name, one in found.commands.get(typed_name(context), {}).items()
+        f"{default.flag} {format_value(default.value)}"
+        for name, default in defaults.commands.get(typed_name(context), {}).items()
         if (source := context.get_parameter_source(name)) is not None and source.name == "DEFAULT_MAP"
     ]
-    return f"from {found.path}: {', '.join(used)}" if used else None
+    return f"from {defaults.path}: {', '.join(used)}" if used else None
 
 
 def read_defaults(folder: Path, application: Any, context: Any) -> DefaultsFile | None:
@@ -181,9 +181,9 @@ class _Reader:
     def __init__(self, path: Path, prefix: str, application: Any, context: Any) -> None:
         self._path, self._prefix, self._context = path, prefix, context
         every = dict(commands_within(application))
-        self._groups = {name for name, one in every.items() if hasattr(one, "commands")}
+        self._groups = {name for name, command in every.items() if hasattr(command, "commands")}
         self._options = {
-            name: {_key(one): one for one in command.params if is_settable(one)}
+            name: {_key(option): option for option in command.params if is_settable(option)}
             for name, command in every.items()
             if name not in self._groups
         }
@@ -192,20 +192,20 @@ class _Reader:
         """By command and parameter the defaults of the file's tables."""
         if not isinstance(tables, dict):
             raise self._error("", "is no table", "write tables: [launch] and so on")
-        found: dict[str, dict[str, DefaultValue]] = {name: {} for name in self._options}
+        by_command: dict[str, dict[str, DefaultValue]] = {name: {} for name in self._options}
         every = {key: option for options in self._options.values() for key, option in options.items()}
         for key, value in self._own_keys(tables.get(SHARED, {}), SHARED, list(every)).items():
             for command, options in self._options.items():
                 if key in options and not (key == "cluster" and command in CLUSTER_OF_RUN):
                     option = options[key]
-                    found[command][option.name] = self._value(SHARED, key, option, value, command)
+                    by_command[command][option.name] = self._value(SHARED, key, option, value, command)
         for command, table in self._command_tables(tables, ""):
             options = self._options[command]
             place = command.replace(" ", ".")
             for key, value in self._own_keys(table, place, list(options)).items():
                 option = options[key]
-                found[command][option.name] = self._value(place, key, option, value, command)
-        return {command: values for command, values in found.items() if values}
+                by_command[command][option.name] = self._value(place, key, option, value, command)
+        return {command: values for command, values in by_command.items() if values}
 
     def _command_tables(self, tables: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
         """(command, its table), of groups too."""
@@ -233,16 +233,16 @@ class _Reader:
         guess = f"; did you mean {near[0].replace(' ', '.')!r}?" if near else ""
         return self._error(place, f"is no command{guess}", "skyctl --help lists them")
 
-    def _own_keys(self, table: Any, place: str, known: Sequence[str]) -> dict[str, Any]:
+    def _own_keys(self, table: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
         """A table's values by normal key. Raises InputError for a key that is no option."""
         if not isinstance(table, dict):
             raise self._error(place, "is no table", f"write [{self._prefix}{place}], its options below it")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in table.items():
             normal = _normal(key)
-            if normal not in known:
-                near = get_close_matches(normal, [*known, *(f"no_{one}" for one in known)], n=1)
-                near = [one if one in known else one.removeprefix("no_") for one in near]
+            if normal not in keys:
+                near = get_close_matches(normal, [*keys, *(f"no_{word}" for word in keys)], n=1)
+                near = [word if word in keys else word.removeprefix("no_") for word in near]
                 guess = f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
                 command = "COMMAND" if place == SHARED else place.replace(".", " ")
                 of = "any command" if place == SHARED else command
@@ -251,10 +251,10 @@ class _Reader:
                     f"is no option of {of}{guess}",
                     f"skyctl {command} --help-all lists them",
                 )
-            if normal in found:
+            if normal in values:
                 raise self._error(f"{place}.{key}", "stands there twice, with - and with _", None)
-            found[normal] = value
-        return found
+            values[normal] = value
+        return values
 
     def _value(self, place: str, key: str, option: Any, value: Any, command: str) -> DefaultValue:
         """A value as the option's parser takes it, tried with that parser."""
@@ -265,11 +265,11 @@ class _Reader:
                 raise self._error(where, f"is true or false, not {_written(value)}", None)
             return DefaultValue(flag, value, value, place)
         values = value if option.multiple and isinstance(value, list) else [value]
-        wrong = next((one for one in values if not _is_typed(one)), None)
+        wrong = next((item for item in values if not _is_typed(item)), None)
         if wrong is not None:
             takes = option.metavar or "one value"
             raise self._error(where, f"takes {takes}, not {_written(wrong)}", None)
-        texts = [one if isinstance(one, str) else _written(one) for one in values]
+        texts = [item if isinstance(item, str) else _written(item) for item in values]
         try:
             parsed = option.process_value(self._context, texts if option.multiple else texts[0])
         except Exception as exc:

@@ -78,16 +78,17 @@ def try_forms(
         replace(run, steps=TRIAL_STEPS, weights=False, trace=False),
         yes=yes,
     )
-    for one in outcomes:
-        if one.error is not None:
-            out.warn(f"{one.strategy} did not run to the end of its trial: {one.error}")
-        elif one.plan is not None and one.measurement is not None:
-            keep_observations(cluster.name, one.plan, digest, one.measurement)
-            shutil.rmtree(RunPaths(one.measurement.run_id).folder, ignore_errors=True)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            out.warn(f"{outcome.strategy} did not run to the end of its trial: {outcome.error}")
+        elif outcome.plan is not None and outcome.measurement is not None:
+            keep_observations(cluster.name, outcome.plan, digest, outcome.measurement)
+            shutil.rmtree(RunPaths(outcome.measurement.run_id).folder, ignore_errors=True)
     best = fastest_tried(outcomes)
     if best is None or best.plan is None:
+        errors = "; ".join(str(outcome.error) for outcome in outcomes)
         raise RunError(
-            f"no form of plans ran to the end of its trial: {'; '.join(str(one.error) for one in outcomes)}",
+            f"no form of plans ran to the end of its trial: {errors}",
             hint="--parallel says which form is to be trained, without a trial",
         )
     out.line(describe_trial(outcomes, best), wrap=True)
@@ -97,9 +98,9 @@ def try_forms(
 def describe_trial(outcomes: Sequence[StrategyOutcome], best: StrategyOutcome) -> str:
     """What each form's steps took, and which is trained."""
     parts = [
-        f"{one.strategy} {format_seconds(one.measurement.iteration_s.median)}"
-        for one in outcomes
-        if one.measurement is not None
+        f"{outcome.strategy} {format_seconds(outcome.measurement.iteration_s.median)}"
+        for outcome in outcomes
+        if outcome.measurement is not None
     ]
     return f"measured: {', '.join(parts)} a step; the form is {best.strategy}"
 
@@ -108,6 +109,6 @@ def _seen(plans: Sequence[Plan]) -> str:
     parts = []
     for plan in plans:
         interval = plan.predicted.interval
-        said = "" if interval is None else f" ({format_seconds_range(interval.low_s, interval.high_s)})"
-        parts.append(f"{plan.problem.parallel} {format_seconds(plan.predicted.iteration_s)}{said}")
+        range_text = "" if interval is None else f" ({format_seconds_range(interval.low_s, interval.high_s)})"
+        parts.append(f"{plan.problem.parallel} {format_seconds(plan.predicted.iteration_s)}{range_text}")
     return ", ".join(parts)

@@ -99,9 +99,11 @@ def set_panel(command: str | None, option: Any) -> None:
 
 def in_panel_order(parameters: Sequence[Any]) -> list[Any]:
     """A command's parameters as help lists them: arguments, then options by panel, *Advanced* last."""
-    return sorted(parameters, key=lambda one: _ORDER.index(getattr(one, "rich_help_panel", None) or OWN))
+    return sorted(
+        parameters, key=lambda parameter: _ORDER.index(getattr(parameter, "rich_help_panel", None) or OWN)
+    )
 
 
 def usual_parameters(parameters: Sequence[Any]) -> list[Any]:
     """Those of them that ``--help`` lists: all but rare ones."""
-    return [one for one in parameters if getattr(one, "rich_help_panel", None) != ADVANCED]
+    return [parameter for parameter in parameters if getattr(parameter, "rich_help_panel", None) != ADVANCED]

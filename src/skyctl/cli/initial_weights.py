@@ -49,10 +49,10 @@ def _initial_weights(
     from skyctl.workload.stored_weights import weights_digest
 
     path = path.resolve()
-    found = InitialWeights(path=str(path), sha256=weights_digest(path), run=run, step=step)
+    initial = InitialWeights(path=str(path), sha256=weights_digest(path), run=run, step=step)
     whose = f" of run {run} after step {step}" if run is not None else ""
-    out.note(f"starting from the weights{whose} in {path} (SHA-256 {found.sha256[:12]}…)")
-    return found
+    out.note(f"starting from the weights{whose} in {path} (SHA-256 {initial.sha256[:12]}…)")
+    return initial
 
 
 def _weights_of_run(out: Output, named: str, options: LaunchOptions) -> InitialWeights | None:
@@ -70,11 +70,11 @@ def _weights_of_run(out: Output, named: str, options: LaunchOptions) -> InitialW
             hint=f"give a file that ends in {', '.join(SUFFIXES)}, a folder with model.safetensors, or a run "
             "(skyctl ps -a lists them)",
         ) from exc
-    known = load_run(named)
-    state = known.state
-    refuse_running(known, "its weights can be taken")
-    if state.status == "done" and known.paths.weights.is_file():
-        return _initial_weights(out, known.paths.weights, run=state.run_id, step=state.step)
+    stored_run = load_run(named)
+    state = stored_run.state
+    refuse_running(stored_run, "its weights can be taken")
+    if state.status == "done" and stored_run.paths.weights.is_file():
+        return _initial_weights(out, stored_run.paths.weights, run=state.run_id, step=state.step)
     if state.checkpoint is None:
         raise InputError(
             f"run {state.run_id} has no weights to start from: it is {state.status}, without checkpoint"
@@ -82,11 +82,11 @@ def _weights_of_run(out: Output, named: str, options: LaunchOptions) -> InitialW
     if options.dry_run:
         out.note(f"would bring the weights of run {state.run_id} here, of step {state.checkpoint}")
         return None
-    path, step = _bring_checkpoint(out, known, options)
+    path, step = _bring_checkpoint(out, stored_run, options)
     return _initial_weights(out, path, run=state.run_id, step=step)
 
 
-def _bring_checkpoint(out: Output, known: StoredRun, options: LaunchOptions) -> tuple[Path, int]:
+def _bring_checkpoint(out: Output, stored_run: StoredRun, options: LaunchOptions) -> tuple[Path, int]:
     """Gathers the newest checkpoint's weights into the run's folder: the file, and its step.
 
     The run's own cluster file says where its nodes are: the new run may have another one.
@@ -99,14 +99,14 @@ def _bring_checkpoint(out: Output, known: StoredRun, options: LaunchOptions) -> 
         write_weights,
     )
 
-    own_file = known.state.cluster_file
+    own_file = stored_run.state.cluster_file
     cluster = None if own_file is not None and Path(own_file).is_file() else options.cluster
-    here = checkpoint_table(known, checkpoint_holdings(known, None))
-    offline = any(one.whole and one.step == known.state.checkpoint for one in here)
+    here = checkpoint_table(stored_run, checkpoint_holdings(stored_run, None))
+    offline = any(checkpoint.whole and checkpoint.step == stored_run.state.checkpoint for checkpoint in here)
     with (
-        connect_replicators(out, known, cluster, options, offline=offline) as nodes,
-        gather_checkpoint(known, nodes.replicators, nodes.sessions, None) as (step, layers),
+        connect_replicators(out, stored_run, cluster, options, offline=offline) as nodes,
+        gather_checkpoint(stored_run, nodes.replicators, nodes.sessions, None) as (step, layers),
     ):
-        path = known.paths.checkpoint_weights(step)
+        path = stored_run.paths.checkpoint_weights(step)
         write_weights(layers, path)
     return path, step

@@ -36,13 +36,15 @@ def join(
     from skyctl.run.restart_policy import resume_hint
     from skyctl.supervision.stored_checkpoints import load_run
 
-    known = load_run(run)
-    if known.state.status in ENDED:
+    stored_run = load_run(run)
+    if stored_run.state.status in ENDED:
         raise InputError(
-            f"run {known.paths.run_id} has ended ({known.state.status})",
-            hint=resume_hint(known.state, known.plan.problem.rhythm.unit, done=known.state.status == "done"),
+            f"run {stored_run.paths.run_id} has ended ({stored_run.state.status})",
+            hint=resume_hint(
+                stored_run.state, stored_run.plan.problem.rhythm.unit, done=stored_run.state.status == "done"
+            ),
         )
-    file = known.state.cluster_file
+    file = stored_run.state.cluster_file
     if file is not None and Path(file).is_file():
         known_nodes = [node.name for node in read_cluster(file).nodes]
         for name in nodes:
@@ -52,8 +54,9 @@ def join(
                     f"{file} has no node {name!r}; it has {', '.join(known_nodes)}{guess}",
                     hint="add it there first",
                 )
-    leave_request(known.paths, JoinRequest(tuple(nodes)))
+    leave_request(stored_run.paths, JoinRequest(tuple(nodes)))
     out.line(
-        f"asked for {', '.join(nodes)}; what becomes of it: skyctl logs {known.paths.run_id} --supervisor"
+        f"asked for {', '.join(nodes)}; what becomes of it: "
+        f"skyctl logs {stored_run.paths.run_id} --supervisor"
     )
-    out.json({"run_id": known.paths.run_id, "asked": nodes})
+    out.json({"run_id": stored_run.paths.run_id, "asked": nodes})

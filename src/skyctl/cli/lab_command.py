@@ -58,8 +58,8 @@ def up(
     from skyctl.lab.lab_spec import read_lab
 
     spec = read_lab(file)
-    known = states.find_lab(file) if name is None else None
-    chosen = name or (known.name if known else states.free_name(file))
+    state = states.find_lab(file) if name is None else None
+    chosen = name or (state.name if state else states.free_name(file))
     began = time.monotonic()
     with out.progress("lab up") as progress:
         progress(f"{len(spec.nodes)} nodes")

@@ -236,8 +236,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
         profile, _ = probe_cluster(
             *asked, encrypt=request.encrypt, gloo=measures_gloo(backend), on_note=out.note
         )
-        known = (target.cluster, sessions, profile, request, loaded)
-        profile = recheck_contradictions(*known, progress, out.warn)
+        arguments = (target.cluster, sessions, profile, request, loaded)
+        profile = recheck_contradictions(*arguments, progress, out.warn)
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)

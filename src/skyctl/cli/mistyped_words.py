@@ -153,7 +153,7 @@ def _guarded(args: Sequence[str], check: Callable[[], None]) -> None:
 
 def _check_options(ctx: typer.Context, args: Sequence[str]) -> None:
     """Raises InputError for an option that there is not, or that has another option as its value."""
-    known = options_by_flag(ctx, ctx.command)
+    by_flag = options_by_flag(ctx, ctx.command)
     words = iter(range(len(args)))
     for at in words:
         if args[at] == "--":
@@ -162,21 +162,21 @@ def _check_options(ctx: typer.Context, args: Sequence[str]) -> None:
         if not (ctx.allow_interspersed_args or args[at].startswith("-")):
             return
         name, equals, _ = args[at].partition("=")
-        option = known.get(name)
-        if option is None and (name.startswith("--") or _is_unknown_letter(ctx, name, known)):
-            raise _unknown_option(ctx, name, known, args)
+        option = by_flag.get(name)
+        if option is None and (name.startswith("--") or _is_unknown_letter(ctx, name, by_flag)):
+            raise _unknown_option(ctx, name, by_flag, args)
         if option is not None and not option.is_flag and not equals:
             following = args[at + 1] if at + 1 < len(args) else None
-            if following is None or following.partition("=")[0] in known:
+            if following is None or following.partition("=")[0] in by_flag:
                 raise _no_value(ctx, option, name, following)
             next(words)
 
 
-def _is_unknown_letter(ctx: typer.Context, name: str, known: Mapping[str, Any]) -> bool:
+def _is_unknown_letter(ctx: typer.Context, name: str, by_flag: Mapping[str, Any]) -> bool:
     """Whether a word is an option of one letter that there is not; a value may follow a letter at once."""
     letter = name[:2]
     looks_like_one = len(letter) == 2 and letter[0] == "-" and not (letter[1].isdigit() or letter[1] == ".")
-    return looks_like_one and letter not in known and letter not in ctx.help_option_names
+    return looks_like_one and letter not in by_flag and letter not in ctx.help_option_names
 
 
 def _refuse_script_arguments(ctx: typer.Context, args: Sequence[str], at: int) -> None:
@@ -192,9 +192,9 @@ def _refuse_script_arguments(ctx: typer.Context, args: Sequence[str], at: int) -
 
 def _check_own_options(ctx: typer.Context, args: Sequence[str]) -> None:
     """Raises InputError for an option of a command that stands before that command."""
-    known, commands = options_by_flag(ctx, ctx.command), getattr(ctx.command, "commands", {})
+    by_flag, commands = options_by_flag(ctx, ctx.command), getattr(ctx.command, "commands", {})
     first = args[0].partition("=")[0] if args else ""
-    if not first.startswith("-") or first in known or first in ctx.help_option_names or first == "--":
+    if not first.startswith("-") or first in by_flag or first in ctx.help_option_names or first == "--":
         return
     at = next((at for at, word in enumerate(args) if word in commands), None)
     hint = f"{ctx.command_path} --help lists its commands"
@@ -205,19 +205,21 @@ def _check_own_options(ctx: typer.Context, args: Sequence[str]) -> None:
 
 
 def _no_value(ctx: typer.Context, option: Any, name: str, following: str | None) -> InputError:
-    found = option.shell_complete(ctx, "")
+    completions = option.shell_complete(ctx, "")
     value = option.metavar or "value"
     newest = "the newest run: " if value == "RUN" else ""
     return InputError(
         f"{name} needs a {value}" + (f", and {following} is an option" if following is not None else ""),
-        hint=f"{newest}{name} {found[0].value}" if found else f"{ctx.command_path} --help says what it takes",
+        hint=f"{newest}{name} {completions[0].value}"
+        if completions
+        else f"{ctx.command_path} --help says what it takes",
     )
 
 
 def _unknown_option(
-    ctx: typer.Context, name: str, known: Mapping[str, Any], args: Sequence[str]
+    ctx: typer.Context, name: str, by_flag: Mapping[str, Any], args: Sequence[str]
 ) -> InputError:
-    options = [one[2:] for one in known if one.startswith("--")]
+    options = [flag[2:] for flag in by_flag if flag.startswith("--")]
     script = next((word for word in args if word.endswith(".py")), None)
     if not ctx.allow_interspersed_args and script is not None:
         at = args.index(script)
@@ -230,7 +232,7 @@ def _unknown_option(
         )
     meant = OPTIONS_MEANT.get(name, name)
     guess, hint = "", OPTION_NOTES.get(name)
-    if meant in known:
+    if meant in by_flag:
         guess = f"; did you mean {meant!r}?"
     else:
         near = difflib.get_close_matches(name[2:], options, n=1)

@@ -18,8 +18,8 @@ def uncounted_nodes(asked: str | None, cluster: Cluster) -> list[str]:
     """The nodes to be asked how many accelerators they have: ``--per-node gpu``, and nobody knows."""
     if asked != GPU:
         return []
-    known = _gpus_by_node(cluster)
-    return [node.name for node in cluster.nodes if node.name not in known]
+    gpus = _gpus_by_node(cluster)
+    return [node.name for node in cluster.nodes if node.name not in gpus]
 
 
 def ranks_by_node(asked: str | None, cluster: Cluster, counted: Mapping[str, int]) -> dict[str, int]:
@@ -82,7 +82,7 @@ def _gpus_by_node(cluster: Cluster) -> dict[str, int]:
     profile = newest_profile(cluster.name)
     counts = {}
     for node in cluster.nodes:
-        probed = [one.id for one in profile[1].devices if one.node == node.name] if profile else []
+        probed = [device.id for device in profile[1].devices if device.node == node.name] if profile else []
         if node.devices is not None:
             counts[node.name] = sum(not device.startswith("cpu") for device in node.devices)
         elif probed:

@@ -118,7 +118,7 @@ def settled_parameters(command: str, typed: Mapping[str, Any]) -> Container[str]
 
 def refuse_unused(context: Any) -> None:
     """Raises InputError for the first option, typed or of the file of defaults, that would change nothing."""
-    parameters = {one.name: one for one in context.command.params}
+    parameters = {parameter.name: parameter for parameter in context.command.params}
     for rule in UNUSED.get(context.command.name, ()):
         value = context.params.get(rule.parameter)
         if not is_given(context, rule.parameter, in_file=True) or (

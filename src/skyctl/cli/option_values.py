@@ -90,11 +90,11 @@ def is_plan_file(text: str) -> bool:
     return text.endswith(".json") and ".py," not in text
 
 
-def suggest_similar(word: str, known: Collection[str]) -> str:
+def suggest_similar(word: str, words: Collection[str]) -> str:
     """``; did you mean 'optimal'?``, or an empty string where nothing known is similar."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = get_close_matches(word, list(words), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -146,10 +146,10 @@ def parse_sync_list(text: str) -> tuple[SyncRoutes, ...]:
 
 def parse_bytes(flag: str, text: str) -> int:
     """``10MB``, ``64MiB``, ``40000000`` → bytes. Raises InputError for anything else."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kMGKi]{0,2})B?", text.strip())
-    if found is None or found[2] not in BYTE_UNITS:
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kMGKi]{0,2})B?", text.strip())
+    if match is None or match[2] not in BYTE_UNITS:
         raise InputError(f"{flag} {text!r} is no size", hint=f"as in {flag} 10MB, 64MiB or 40000000")
-    return round(float(found[1]) * BYTE_UNITS[found[2]])
+    return round(float(match[1]) * BYTE_UNITS[match[2]])
 
 
 def parse_helpers(names: Sequence[str] | None, cluster: Cluster | None) -> list[str] | None:

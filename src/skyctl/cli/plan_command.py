@@ -228,9 +228,9 @@ def _draw_routes(out: Output, plan: Plan, path: Path) -> None:
     from skyctl.compare.charts.svg_file import write_svg
     from skyctl.jobs.route_map import map_routes
 
-    found = map_routes(plan)
-    if found.rows:
-        out.note(f"picture: {write_svg(path, found)}")
+    route_map = map_routes(plan)
+    if route_map.rows:
+        out.note(f"picture: {write_svg(path, route_map)}")
     else:
         out.note(f"no picture {path}: this plan sums no gradients, so it has no routes")
 

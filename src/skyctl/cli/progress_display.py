@@ -256,7 +256,7 @@ class NodeProgress:
             return None
         if row.state == "failed":
             return f"{name}: failed: {first}"
-        nodes = [other for known, other in self._rows.items() if known not in LINK_ROWS]
+        nodes = [other for key, other in self._rows.items() if key not in LINK_ROWS]
         done = sum(1 for other in nodes if other.state == "done")
         return f"{name}: {row.what}" + (f" ({done} of {len(nodes)})" if name not in LINK_ROWS else "")
 

@@ -100,8 +100,8 @@ def describe_run(run: InspectedRun) -> dict[str, Any]:
         None
         if run.looks is None
         else [
-            {"node": one.node, "processes": one.processes, "ranks": one.ranks, "error": one.error}
-            for one in run.looks
+            {"node": look.node, "processes": look.processes, "ranks": look.ranks, "error": look.error}
+            for look in run.looks
         ]
     )
     return {

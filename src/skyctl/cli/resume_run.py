@@ -40,33 +40,43 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     from skyctl.supervision.stored_checkpoints import load_run, refuse_running
 
     given = _read_plan(run_id, plan)
-    known = load_run(run_id)
-    refuse_running(known, "it can be gone on with")
-    _refuse_other_training(known, request_of(known.state), options)
-    target = _cluster_target(known, options)
+    stored_run = load_run(run_id)
+    refuse_running(stored_run, "it can be gone on with")
+    _refuse_other_training(stored_run, request_of(stored_run.state), options)
+    target = _cluster_target(stored_run, options)
     connect = options.supervised_connection(target.path, options.hold)
-    resumption = prepare_resume(known, target.cluster, options.steps, options.changed_run_options(), given)
+    resumption = prepare_resume(
+        stored_run, target.cluster, options.steps, options.changed_run_options(), given
+    )
     nodes = [target.cluster.node(name) for name in resumption.nodes]
-    before = known.state.order.get("first_attempt", 1)
+    before = stored_run.state.order.get("first_attempt", 1)
     settings = saved_settings(
         resumption.request,
         resumption.options,
         connect,
-        digest=str(known.state.order.get("digest") or ""),
-        own_lr_scheduler=known.state.order.get("own_lr_scheduler") is True,
-        limit=_limit(known, options),
+        digest=str(stored_run.state.order.get("digest") or ""),
+        own_lr_scheduler=stored_run.state.order.get("own_lr_scheduler") is True,
+        limit=_limit(stored_run, options),
         output=options.output,
-        first_attempt=len(known.state.attempts) + 1 if given else before if isinstance(before, int) else 1,
+        first_attempt=len(stored_run.state.attempts) + 1
+        if given
+        else before
+        if isinstance(before, int)
+        else 1,
     )
     for sentence in resumption.words():
         out.note(sentence)
     if options.dry_run:
         out.json(
-            {"run_id": known.paths.run_id, "from_step": resumption.done, "steps": resumption.options.steps}
+            {
+                "run_id": stored_run.paths.run_id,
+                "from_step": resumption.done,
+                "steps": resumption.options.steps,
+            }
         )
         return None
     with (
-        acquire_run_lock(known.paths, attached=True) as lock,
+        acquire_run_lock(stored_run.paths, attached=True) as lock,
         out.progress("launch") as progress,
         connect_nodes(nodes, connect, progress, target.everyone) as sessions,
     ):
@@ -104,21 +114,21 @@ def _read_plan(run_id: str, plan: str | None) -> Plan | None:
     return read_record(Plan, Path(plan))
 
 
-def _cluster_target(known: StoredRun, options: LaunchOptions) -> ClusterTarget:
+def _cluster_target(stored_run: StoredRun, options: LaunchOptions) -> ClusterTarget:
     """The cluster file given, or the run's own."""
-    own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
-    return ClusterOptions(cluster=options.cluster or own_file, limit=_limit(known, options)).load()
+    own_file = Path(stored_run.state.cluster_file) if stored_run.state.cluster_file else None
+    return ClusterOptions(cluster=options.cluster or own_file, limit=_limit(stored_run, options)).load()
 
 
-def _limit(known: StoredRun, options: LaunchOptions) -> str | None:
+def _limit(stored_run: StoredRun, options: LaunchOptions) -> str | None:
     """Which nodes of the cluster file are used: as given; without another file, as the run was launched."""
-    own = known.state.order.get("limit")
+    own = stored_run.state.order.get("limit")
     if options.limit is not None or options.cluster is not None:
         return options.limit
     return str(own) if own is not None else None
 
 
-def _refuse_other_training(known: StoredRun, request: TrainingRequest, options: LaunchOptions) -> None:
+def _refuse_other_training(stored_run: StoredRun, request: TrainingRequest, options: LaunchOptions) -> None:
     """What is trained, and how, is settled by the run; giving it anew would be ignored, so it is an error.
 
     Raises:
@@ -145,13 +155,13 @@ def _refuse_other_training(known: StoredRun, request: TrainingRequest, options: 
         if given is not None and given != own:
             need = "none" if own is None else own
             raise other_training_error(
-                known.state, f"{flag} {given} does not go with --resume", f"{flag} {need}"
+                stored_run.state, f"{flag} {given} does not go with --resume", f"{flag} {need}"
             )
     placement = {**options.settled_by_plan(), "--init-from": options.init_from}
     for flag, value in placement.items():
         if value is None:
             continue
-        hint = f"plan with it, then: skyctl launch PLAN.json --resume {known.paths.run_id}"
+        hint = f"plan with it, then: skyctl launch PLAN.json --resume {stored_run.paths.run_id}"
         if flag == "--init-from":
             hint = "a run that is resumed has the weights of its checkpoint: leave one of them out"
         raise InputError(f"{flag} {value} does not go with --resume", hint=hint)

@@ -187,8 +187,8 @@ class RhythmOptions:
             return None
         if self.owners.strip() == ALL_OWNERS:
             return ALL_OWNERS
-        found = tuple(tuple(name.strip() for name in one.split("+")) for one in self.owners.split(","))
-        named = [name for owner in found for name in owner]
+        owners = tuple(tuple(name.strip() for name in text.split("+")) for text in self.owners.split(","))
+        named = [name for owner in owners for name in owner]
         if not all(named):
             raise InputError(
                 f"--owners {self.owners!r}: an owner has no node",
@@ -198,7 +198,7 @@ class RhythmOptions:
             raise InputError(
                 f"--owners names {twice} twice", hint="a node has one owner, as in --owners a,b,c+d"
             )
-        return found
+        return owners
 
     def _make_rounds(self) -> Rhythm:
         from skyctl.records.rhythm import Rhythm

@@ -300,7 +300,7 @@ def _output(options: ScriptOptions, folder: Path | None) -> tuple[str | None, st
 
 def _environment(given: Sequence[str]) -> dict[str, str]:
     """The variables of ``--env``."""
-    made = {}
+    environment = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not name or (not equals and name not in os.environ):
@@ -308,8 +308,8 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
                 f"--env {text} names no value" + ("" if equals else f", and {name} is not set here"),
                 hint="--env NAME=VALUE, or --env NAME to pass on the value that it has here",
             )
-        made[name] = value if equals else os.environ[name]
-    return made
+        environment[name] = value if equals else os.environ[name]
+    return environment
 
 
 def _show_ranks(out: Output, request: ScriptRequest) -> None:
@@ -319,7 +319,9 @@ def _show_ranks(out: Output, request: ScriptRequest) -> None:
     ranks = place_ranks(request.ranks)
     for rank in ranks:
         out.line(f"rank {rank.rank} on {rank.node}, local rank {rank.local_rank} of {rank.local_world_size}")
-    out.json({"ranks": [{"rank": one.rank, "node": one.node, "local_rank": one.local_rank} for one in ranks]})
+    out.json(
+        {"ranks": [{"rank": rank.rank, "node": rank.node, "local_rank": rank.local_rank} for rank in ranks]}
+    )
 
 
 def _run(

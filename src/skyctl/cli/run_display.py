@@ -333,14 +333,14 @@ def _show_owners(out: Output, owners: Sequence[OwnerMeasurement]) -> None:
     """A row for each owner of data."""
     rows = [
         (
-            one.owner,
-            one.rounds,
-            f"{one.local_steps:g}",
-            one.samples,
-            _format_metric(one.loss),
-            _format_metric(one.validation_loss),
+            owner.owner,
+            owner.rounds,
+            f"{owner.local_steps:g}",
+            owner.samples,
+            _format_metric(owner.loss),
+            _format_metric(owner.validation_loss),
         )
-        for one in owners
+        for owner in owners
     ]
     out.table(("owner", "rounds", "local steps", "samples", "last loss", "last validation loss"), rows)
 
@@ -359,9 +359,9 @@ def show_validation(out: Output, validation: Sequence[ValidationMeasurement], un
     if not validation:
         return
     ends = [validation[0], validation[-1]] if len(validation) > 1 else [validation[0]]
-    figures = [("loss", [f"{one.loss:.4f} after {unit} {one.step + 1}" for one in ends])]
+    figures = [("loss", [f"{point.loss:.4f} after {unit} {point.step + 1}" for point in ends])]
     for name in ends[-1].metrics or {}:
-        values = [(_format_metric((one.metrics or {}).get(name)), one.step + 1) for one in ends]
+        values = [(_format_metric((point.metrics or {}).get(name)), point.step + 1) for point in ends]
         figures.append((name, [f"{value} after {unit} {step}" for value, step in values]))
     for name, shown in figures:
         out.line(f"validation {name}: {' → '.join(shown)}")
@@ -371,8 +371,8 @@ def show_deviation(out: Output, done: Measurement) -> None:
     """A table (measured, and how many times the predicted) and sentences, where there is something to say."""
     from skyctl.compare.deviation import DEVIATION_COLUMNS, describe_deviation, deviation_rows
 
-    said = describe_deviation(done)
-    if not said:
+    sentences = describe_deviation(done)
+    if not sentences:
         return
     out.table(
         DEVIATION_COLUMNS,
@@ -381,5 +381,5 @@ def show_deviation(out: Output, done: Measurement) -> None:
         optional=("optimizer", "waits", "rank"),
         shorten="device",
     )
-    for sentence in said:
+    for sentence in sentences:
         out.line(sentence, wrap=True)

@@ -131,8 +131,8 @@ def _show(out: Output, report: SetupReport, *, dry_run: bool, remove: bool) -> N
             out.warn(f"{node.error}" + (f"\n  next: {node.hint}" if node.hint else ""))
         elif node.note:
             out.note(f"{node.node}: {node.note}")
-    made = any(node.status == "made" for node in report.nodes)
-    if made:
+    has_new = any(node.status == "made" for node in report.nodes)
+    if has_new:
         out.note("skyctl uses these from now on (`skyctl check` says so); undo: skyctl setup --remove")
 
 

@@ -144,8 +144,8 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
             others += f"; {outcome.strategy}: {schedule}{own.microbatches} microbatches"
     plans = {outcome.strategy: outcome.plan for outcome in outcomes}
     measured = any(outcome.measurement is not None for outcome in outcomes)
-    said = [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
-    return [*said, *describe_steps(plans, measured=measured)]
+    lines = [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
+    return [*lines, *describe_steps(plans, measured=measured)]
 
 
 def _same_plans(outcomes: Sequence[StrategyOutcome], conclusion: Conclusion) -> list[str]:
@@ -155,15 +155,15 @@ def _same_plans(outcomes: Sequence[StrategyOutcome], conclusion: Conclusion) -> 
     """
     from skyctl.compare.conclusion import listed, rows_named_the_best, same_plans
 
-    said_there = rows_named_the_best(conclusion)
-    said = []
+    named_best = rows_named_the_best(conclusion)
+    sentences = []
     for first, *twins in same_plans(outcomes):
-        names = [one.strategy for one in twins if one.strategy not in said_there]
+        names = [twin.strategy for twin in twins if twin.strategy not in named_best]
         if names:
             verb = "is" if len(names) == 1 else "are"
             run = f": one run measured {'both' if len(names) == 1 else 'all'}" if first.measurement else ""
-            said.append(f"{listed(names)} {verb} the same plan as {first.strategy}{run}")
-    return said
+            sentences.append(f"{listed(names)} {verb} the same plan as {first.strategy}{run}")
+    return sentences
 
 
 def _write_plans(outcomes: list[StrategyOutcome], place: Path) -> dict[str, str]:

@@ -13,26 +13,26 @@ AS_FAST = 0.01
 
 
 def load_cells(
-    said: ReplicaPrediction, step_s: float, room: float | None, bar: int, in_flight: int | None = None
+    prediction: ReplicaPrediction, step_s: float, room: float | None, bar: int, in_flight: int | None = None
 ) -> dict[str, object]:
     """How long a device is busy of a step, and how full its memory is: cells that end a row of any plan.
 
     Args:
-        said: the device's predicted seconds of computing and bytes of memory.
+        prediction: the device's predicted seconds of computing and bytes of memory.
         step_s: the predicted step, or round, in seconds.
         room: bytes that the device has; None: any number.
         bar: characters of a full bar.
         in_flight: microbatches; None: the table has no such column.
     """
-    busy = said.compute_s / step_s if step_s > 0 else 0.0
+    busy = prediction.compute_s / step_s if step_s > 0 else 0.0
     filled = min(bar, round(busy * bar))
     of = "unlimited" if room is None else f"{room / 2**30:.2f}"
     return {
-        "busy s": f"{said.compute_s:.3f}",
+        "busy s": f"{prediction.compute_s:.3f}",
         "load": "█" * filled + "·" * (bar - filled),
         "busy": f"{busy:.0%}",
         **({} if in_flight is None else {"in flight": in_flight}),
-        "memory GiB": f"{said.memory_bytes / 2**30:.2f} of {of}",
+        "memory GiB": f"{prediction.memory_bytes / 2**30:.2f} of {of}",
     }
 
 
@@ -40,15 +40,17 @@ def share_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
     """A row for each device that holds all layers: its share, in samples too where the batch is known."""
     memory = {device.id: device.memory_bytes for device in plan.problem.devices}
     rows: list[dict[str, object]] = []
-    for number, (pipeline, said) in enumerate(zip(plan.pipelines, plan.predicted.replicas, strict=True)):
+    for number, (pipeline, prediction) in enumerate(
+        zip(plan.pipelines, plan.predicted.replicas, strict=True)
+    ):
         recomputes = " (recomputes)" if pipeline.stages[0].recompute else ""
         rows.append(
             {
                 "pipeline": number,
-                "device": f"{said.device}{recomputes}",
+                "device": f"{prediction.device}{recomputes}",
                 "microbatches": pipeline.microbatches,
                 **_samples_cell(plan, number),
-                **load_cells(said, plan.predicted.iteration_s, memory[said.device], bar),
+                **load_cells(prediction, plan.predicted.iteration_s, memory[prediction.device], bar),
             }
         )
     return rows
@@ -103,8 +105,8 @@ def describe_hybrid(plan: Plan) -> list[str]:
     step_s = plan.predicted.iteration_s
     busiest = max(plan.predicted.replicas, key=lambda replica: replica.compute_s)
     share = format_percent(busiest.compute_s / step_s if step_s > 0 else 0.0, sign=False)
-    said = f"busy longest: {busiest.device}, {format_seconds(busiest.compute_s)} of a step ({share})"
-    return [*filter(None, [describe_sync(plan)]), said]
+    busy_text = f"busy longest: {busiest.device}, {format_seconds(busiest.compute_s)} of a step ({share})"
+    return [*filter(None, [describe_sync(plan)]), busy_text]
 
 
 def describe_sums(plan: Plan) -> list[str]:
@@ -116,24 +118,25 @@ def _pipeline(plan: Plan) -> list[str]:
     other_s, step_s = plan.pipeline_iteration_s, plan.predicted.iteration_s
     if other_s is None or other_s <= 0 or step_s <= 0:
         return []
-    said = f"{format_seconds(other_s)} a step predicted"
+    predicted = f"{format_seconds(other_s)} a step predicted"
     if abs(other_s / step_s - 1) <= AS_FAST:
-        return [f"beside it: a pipeline is as fast ({said})"]
+        return [f"beside it: a pipeline is as fast ({predicted})"]
     if other_s < step_s:
         return [
-            f"beside it: a pipeline is {format_ratio(step_s / other_s)} as fast ({said}): --parallel pipeline"
+            f"beside it: a pipeline is {format_ratio(step_s / other_s)} as fast ({predicted}): "
+            "--parallel pipeline"
         ]
-    return [f"beside it: this is {format_ratio(other_s / step_s)} as fast as a pipeline ({said})"]
+    return [f"beside it: this is {format_ratio(other_s / step_s)} as fast as a pipeline ({predicted})"]
 
 
 def _least_batch(plan: Plan) -> list[str]:
     """Where one device is all that pays: from which batch on another one would."""
     if len(plan.pipelines) > 1 or plan.strategy not in ("heuristic", "optimal") or not plan.unused:
         return []
-    found = least_paying(plan)
-    if found is None:
+    least = least_paying(plan)
+    if least is None:
         return ["no other device pays for its gradients, however large the batch"]
-    microbatches, device = found
+    microbatches, device = least
     batch = ""
     if plan.workload is not None:
         samples = -(-plan.workload.batch_size * microbatches // plan.problem.microbatches)

@@ -38,17 +38,17 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
     """
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
     if plan.problem.rhythm.is_rounds:
-        rows, said = pipeline_rows(plan, bar), describe_rounds(plan)
+        rows, lines = pipeline_rows(plan, bar), describe_rounds(plan)
     elif plan.problem.parallel == "data":
-        rows, said = share_rows(plan, bar), describe_sums(plan)
+        rows, lines = share_rows(plan, bar), describe_sums(plan)
     elif plan.problem.parallel == "hybrid":
-        rows, said = pipeline_rows(plan, bar), describe_hybrid(plan)
+        rows, lines = pipeline_rows(plan, bar), describe_hybrid(plan)
     else:
-        rows, said = _stage_rows(plan, bar), _why(plan)
+        rows, lines = _stage_rows(plan, bar), _why(plan)
     columns = list(rows[0])
     out.table(columns, [list(row.values()) for row in rows], optional=OPTIONAL_COLUMNS, shorten="device")
     _show_unused(out, plan)
-    for text in (*said, *certainty_lines(plan)):
+    for text in (*lines, *certainty_lines(plan)):
         out.line(text, wrap=True)
     if time_limit_reached and plan.certificate.status != "optimal" and plan.strategy == "optimal":
         out.line("next: a longer --time-limit may close the gap")
@@ -69,8 +69,8 @@ def show_backend(out: Output, plans: Sequence[Plan | None]) -> None:
 
 def show_left_out(out: Output, plan: Plan, profile: Profile) -> None:
     """A note on devices that the backend asked for could not serve."""
-    if (said := describe_left_out(plan, profile)) is not None:
-        out.note(said)
+    if (text := describe_left_out(plan, profile)) is not None:
+        out.note(text)
 
 
 def _stage_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
@@ -162,10 +162,10 @@ def show_export(out: Output, exported: TrainerExport, plan: Plan) -> None:
 
 def show_advice(out: Output, advice: Sequence[Advice]) -> None:
     """What would shorten the step most, and which devices hardly matter."""
-    helps = [one.text for one in advice if one.kind != "device"]
+    helps = [item.text for item in advice if item.kind != "device"]
     for number, text in enumerate(helps):
         out.line(("what would help: " if number == 0 else " " * 17) + text, wrap=True)
-    dispensable = [one.text for one in advice if one.kind == "device"]
+    dispensable = [item.text for item in advice if item.kind == "device"]
     if dispensable:
         each = ", each by itself" if len(dispensable) > 1 else ""
         out.line(f"hardly needed{each}: {', '.join(dispensable)}", wrap=True)
@@ -173,23 +173,23 @@ def show_advice(out: Output, advice: Sequence[Advice]) -> None:
 
 def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingChange]) -> None:
     """What would be faster and changes what is trained, a line each."""
-    for one in changes:
-        took = f"{format_seconds(one.iteration_s)} a {plan.problem.rhythm.unit}"
-        step = f"{took} predicted, --parallel {one.parallel}"
-        if one.kind in ("sync format", "compression"):
-            text = f"--sync-format {one.name} would be {format_ratio(one.gain)} as fast ({step})"
-        elif one.kind == "sync delay":
+    for change in changes:
+        took = f"{format_seconds(change.iteration_s)} a {plan.problem.rhythm.unit}"
+        step = f"{took} predicted, --parallel {change.parallel}"
+        if change.kind in ("sync format", "compression"):
+            text = f"--sync-format {change.name} would be {format_ratio(change.gain)} as fast ({step})"
+        elif change.kind == "sync delay":
             text = (
-                f"--sync-delay {one.name} would be {format_ratio(one.gain)} as fast, with gradients that are "
-                f"applied a step later ({step})"
+                f"--sync-delay {change.name} would be {format_ratio(change.gain)} as fast, with gradients "
+                f"that are applied a step later ({step})"
             )
         else:
-            batch = f" {one.name} times as large"
+            batch = f" {change.name} times as large"
             if plan.workload is not None:
-                batch = f" of {int(one.name) * plan.workload.batch_size}"
+                batch = f" of {int(change.name) * plan.workload.batch_size}"
             text = (
-                f"a batch{batch} in {one.microbatches} microbatches would give {format_ratio(one.gain)} as "
-                f"many samples a second ({step})"
+                f"a batch{batch} in {change.microbatches} microbatches would give "
+                f"{format_ratio(change.gain)} as many samples a second ({step})"
             )
         out.line(f"changes training: {text}", wrap=True)
 

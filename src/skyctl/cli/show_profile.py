@@ -32,10 +32,10 @@ def warn_unsteady_times(out: Output, profile: Profile) -> None:
         rough = unconverged(device.timings)
         if rough:
             worst = max(timing.interval or 0.0 for timing in rough)
-            known = f" (±{worst:.0%})" if worst else ""
+            spread = f" (±{worst:.0%})" if worst else ""
             out.warn(
                 f"{device.id}: {len(rough)} of {len(device.timings)} layer times did not settle"
-                f"{known}: it is busy, or shares its cores; probe again when it is quiet"
+                f"{spread}: it is busy, or shares its cores; probe again when it is quiet"
             )
             continue
         worst = max((timing.spread or 0.0 for timing in device.timings), default=0.0)
@@ -141,13 +141,15 @@ def draw_link_matrix(profile: Profile, path: Path) -> Path:
 
     if not profile.links:
         raise SkyctlError("there are no links to draw", hint="skyctl probe --links all measures them")
-    found = summarize_links(profile)
-    if len(found.names) == 1:  # one square would hide a slow pair; by colour alone all nodes fit
-        found = summarize_links(profile, len(profile.nodes))
-    what = "site" if found.by_site else "node"
+    summary = summarize_links(profile)
+    if len(summary.names) == 1:  # one square would hide a slow pair; by colour alone all nodes fit
+        summary = summarize_links(profile, len(profile.nodes))
+    what = "site" if summary.by_site else "node"
     key = "Mbit/s, below it ms one way; yellow is fast, violet slow; ~ filled in; ✗ no connection"
-    chart = link_chart(found, f"Links of {profile.cluster}, from row to column, by {what}", key, found.span())
-    if len(found.names) > MOST_NODES:
+    chart = link_chart(
+        summary, f"Links of {profile.cluster}, from row to column, by {what}", key, summary.span()
+    )
+    if len(summary.names) > MOST_NODES:
         cells = tuple(tuple(cell and replace(cell, lines=()) for cell in row) for row in chart.cells)
         chart = replace(chart, cells=cells)
     return write_svg(path, ChartGroup(((chart,),)))

@@ -68,14 +68,14 @@ def _serve(out: Output, server: RunPageServer, name: str) -> InspectedRun:
     """Waits until the run has ended and somebody has seen it; the run as it is then."""
     from skyctl.supervision.run_status import inspect_run
 
-    is_told = False
+    is_notified = False
     while True:
         run = inspect_run(name)
         if run.ended and server.end_served.is_set():
             time.sleep(LAST_LOOK_S)
             return run
-        if run.ended and not is_told:
-            is_told = True
+        if run.ended and not is_notified:
+            is_notified = True
             out.note(f"run {name} has ended: {run.state.status}; the page waits to be looked at")
         server.end_served.wait(POLL_S)
 
