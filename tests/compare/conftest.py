@@ -175,10 +175,10 @@ def reports() -> ModuleType:
 
 @pytest.fixture
 def chromium() -> Iterator[Any]:
-    found = browser_driver()
-    if found.find() is None:
+    driver = browser_driver()
+    if driver.find() is None:
         if os.environ.get("SKYCTL_REQUIRE_LAB") == "1":
             pytest.fail("there is no chromium, and here the report must be looked at")
         pytest.skip("there is no chromium on PATH")
-    with found.browser() as browser:
+    with driver.browser() as browser:
         yield browser

@@ -22,7 +22,7 @@ AGAIN = Reproduction(
 )
 
 
-def made(outcomes: Sequence[StrategyOutcome], *, full: bool = False) -> ComparisonReport:
+def make_report(outcomes: Sequence[StrategyOutcome], *, full: bool = False) -> ComparisonReport:
     """Gathered without a profile; ``full``: with links, spreads and both sweeps, too."""
     cluster = Cluster(name="home", nodes=(Node(name="tower", transport="local"),))
     report = build_report(

@@ -17,13 +17,13 @@ REQUIRED["f"] = REQUIRED["s"] | {"bp"}
 
 
 @pytest.fixture
-def made(traces: ModuleType) -> dict[str, Any]:
+def document(traces: ModuleType) -> dict[str, Any]:
     return json.loads(json.dumps(trace_document(*traces.two_timelines(), run_id="r"), allow_nan=False))
 
 
-def test_every_event_has_what_its_phase_needs(made: dict[str, Any]) -> None:
-    assert made["displayTimeUnit"] in ("ms", "ns")
-    for event in made["traceEvents"]:
+def test_every_event_has_what_its_phase_needs(document: dict[str, Any]) -> None:
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    for event in document["traceEvents"]:
         assert event.keys() >= {"ph", "pid", "tid", "ts"} | REQUIRED[event["ph"]]
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
@@ -31,10 +31,10 @@ def test_every_event_has_what_its_phase_needs(made: dict[str, Any]) -> None:
         assert event.get("dur", 0) >= 0
 
 
-def test_processes_and_threads_are_named(made: dict[str, Any]) -> None:
+def test_processes_and_threads_are_named(document: dict[str, Any]) -> None:
     names = {
         (event["name"], event["pid"], event["tid"]): event["args"]
-        for event in made["traceEvents"]
+        for event in document["traceEvents"]
         if event["ph"] == "M"
     }
     assert names["process_name", MEASURED_PID, 0] == {"name": "measured"}
@@ -45,9 +45,9 @@ def test_processes_and_threads_are_named(made: dict[str, Any]) -> None:
         assert names["thread_sort_index", pid, 2] == {"sort_index": 1}
 
 
-def test_slices_of_a_thread_do_not_overlap(made: dict[str, Any]) -> None:
+def test_slices_of_a_thread_do_not_overlap(document: dict[str, Any]) -> None:
     by_thread = defaultdict(list)
-    for event in made["traceEvents"]:
+    for event in document["traceEvents"]:
         if event["ph"] == "X":
             by_thread[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     assert len(by_thread) == 4
@@ -57,21 +57,21 @@ def test_slices_of_a_thread_do_not_overlap(made: dict[str, Any]) -> None:
             assert start >= end - 0.01
 
 
-def test_arrows_join_the_slices_that_make_and_use_a_message(made: dict[str, Any]) -> None:
-    slices = [event for event in made["traceEvents"] if event["ph"] == "X"]
+def test_arrows_join_the_slices_that_make_and_use_a_message(document: dict[str, Any]) -> None:
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
 
     def at(event: dict[str, Any]) -> str:
-        (found,) = (
+        (name,) = (
             s["name"]
             for s in slices
             if (s["pid"], s["tid"]) == (event["pid"], event["tid"])
             and s["ts"] <= event["ts"] <= s["ts"] + s["dur"]
             and s["cat"] == "compute"
         )
-        return found
+        return name
 
     ends = defaultdict(dict)
-    for event in made["traceEvents"]:
+    for event in document["traceEvents"]:
         if event["ph"] in "sf":
             ends[event["id"]][event["ph"]] = event
     assert Counter(pair["s"]["name"] for pair in ends.values()) == {"activation": 8, "gradient": 8}
@@ -82,18 +82,18 @@ def test_arrows_join_the_slices_that_make_and_use_a_message(made: dict[str, Any]
 
 
 def test_the_simulated_step_begins_with_a_typical_measured_one(
-    made: dict[str, Any], traces: ModuleType
+    document: dict[str, Any], traces: ModuleType
 ) -> None:
     line, _ = traces.two_timelines()
-    starts = [e["ts"] for e in made["traceEvents"] if e["ph"] == "X" and e["pid"] == SIMULATED_PID]
+    starts = [e["ts"] for e in document["traceEvents"] if e["ph"] == "X" and e["pid"] == SIMULATED_PID]
     assert min(starts) == pytest.approx(line.typical().start_s * 1e6)
-    assert made["otherData"]["simulated_beside_step"] == line.typical().number
-    assert made["otherData"]["clock_error_s"] == {"n1/cpu:0": 0.0, "n2/cpu:0": 0.001}
+    assert document["otherData"]["simulated_beside_step"] == line.typical().number
+    assert document["otherData"]["clock_error_s"] == {"n1/cpu:0": 0.0, "n2/cpu:0": 0.001}
 
 
-def test_what_was_written_can_be_read(traces: ModuleType, made: dict[str, Any]) -> None:
+def test_what_was_written_can_be_read(traces: ModuleType, document: dict[str, Any]) -> None:
     measured, _ = traces.two_timelines()
-    again = read_trace(made)
+    again = read_trace(document)
     assert again.devices == measured.devices
     assert [step.number for step in again.steps] == [step.number for step in measured.steps]
     for was, now in zip(measured.steps, again.steps, strict=True):

@@ -201,13 +201,13 @@ def test_what_shares_a_line_is_not_played_as_if_it_were_alone() -> None:
     real = replace(PLAY, boundaries=(replace(PLAY.boundaries[0], forward=slow), *PLAY.boundaries[1:]))
     line = replace(HOP, shared=(("n2 in", HOP.link_s),))
     planned = replace(PLAY, boundaries=(replace(PLAY.boundaries[0], forward=line), *PLAY.boundaries[1:]))
-    assert any(one.cause == "message" for one in run(real).differences)
+    assert any(difference.cause == "message" for difference in run(real).differences)
     done = run(real, planned_as=planned)
-    assert all(one.cause != "message" for one in done.differences)
+    assert all(difference.cause != "message" for difference in done.differences)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("replicas", [], "'n3/cpu:0'"),
         ("differences", [{"cause": "compute", "device": "n9/cpu:0"}], "'n9/cpu:0'"),
@@ -215,9 +215,11 @@ def test_what_shares_a_line_is_not_played_as_if_it_were_alone() -> None:
         ("differences", [{"cause": "overhead", "device": "n3/cpu:0"}], "last"),
     ],
 )
-def test_a_file_whose_differences_nobody_measured_is_refused(key: str, value: list[Any], said: str) -> None:
+def test_a_file_whose_differences_nobody_measured_is_refused(
+    key: str, value: list[Any], message: str
+) -> None:
     """It comes from a run's folder, which another version, a full disk or a hand may have changed."""
     document = json.loads(run(slowed(2, 1.5)).to_json())
     document[key] = [{**entry, "predicted_s": 1.0, "measured_s": 2.0, "step_s": 2.0} for entry in value]
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         parse(Measurement, json.dumps(document), "measurement.json")

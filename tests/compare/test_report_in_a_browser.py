@@ -13,7 +13,7 @@ from ..helpers.browser_pages import CELLS, CONTRAST, EMPTY, OUTSIDE, SMALL, SMAL
 
 def test_wide_and_narrow_light_and_dark(three, reports: ModuleType, tmp_path: Path, chromium: Any) -> None:
     path = tmp_path / "report.html"
-    path.write_text(render_report(reports.made(three, full=True)), encoding="utf-8")
+    path.write_text(render_report(reports.make_report(three, full=True)), encoding="utf-8")
     grounds = {}
     for width in (1280, 390):
         for dark in (False, True):

@@ -21,7 +21,7 @@ HOSTILE = ("<script>alert(1)&amp;\"'", "b --><img src=x onerror=alert(1)>", "\u2
 
 
 def test_every_section_is_there_and_every_tag_is_closed(three, reports: ModuleType) -> None:
-    read = reports.Reader(render_report(reports.made(three, full=True)))
+    read = reports.Reader(render_report(reports.make_report(three, full=True)))
     assert read.faults == []
     assert len(read.ids) == len(set(read.ids))
     for ident in reports.IDS:
@@ -32,7 +32,7 @@ def test_every_section_is_there_and_every_tag_is_closed(three, reports: ModuleTy
 
 
 def test_nothing_is_loaded_or_run(three, reports: ModuleType) -> None:
-    text = render_report(reports.made(three, full=True))
+    text = render_report(reports.make_report(three, full=True))
     read = reports.Reader(text)
     assert not read.tags & {"script", "iframe", "img", "object", "embed", "base", "form"}
     for tag, key, value in read.attributes:
@@ -51,7 +51,7 @@ def test_names_are_never_markup(outcome, reports: ModuleType) -> None:
     devices = [f"{name}/cpu:0" for name in HOSTILE]
     bad = outcome("optimal", devices=devices, counts=(4, 4, 4), compute_s=(1.0, 1.0, 1.0), error=HOSTILE[1])
     none = StrategyOutcome(HOSTILE[0], None, HOSTILE[1])
-    read = reports.Reader(render_report(reports.made([none, bad], full=True)))
+    read = reports.Reader(render_report(reports.make_report([none, bad], full=True)))
     assert read.faults == []
     assert not read.tags & {"script", "img"}
     assert "<script>alert(1)" in read.words
@@ -72,7 +72,7 @@ def test_edges(case: str, outcome, reports: ModuleType) -> None:
         "planned only": [outcome("even"), outcome("optimal", bound_s=2.0, status="bounded")],
     }
     read = reports.Reader(
-        render_report(reports.made(cases[case], full=case not in ("nothing", "infeasible")))
+        render_report(reports.make_report(cases[case], full=case not in ("nothing", "infeasible")))
     )
     assert read.faults == []
     assert set(reports.IDS) <= set(read.ids)
@@ -88,14 +88,14 @@ def test_many_stages_and_microbatches_stay_small(reports: ModuleType) -> None:
         ],
         microbatches=64,
     )
-    text = render_report(reports.made([StrategyOutcome("even", plan(problem, "even"))]))
+    text = render_report(reports.make_report([StrategyOutcome("even", plan(problem, "even"))]))
     assert reports.Reader(text).faults == []
     assert "k-F" in text
     assert len(text) < 1_000_000
 
 
 def test_figures_and_their_units_stay_together(outcome, reports: ModuleType) -> None:
-    text = render_report(reports.made([outcome("even", steps_s=[9.0, 2.4])]))
+    text = render_report(reports.make_report([outcome("even", steps_s=[9.0, 2.4])]))
     assert "2.50\u00a0s a step, predicted" in text
     assert not re.search(r"\d (?:s|ms|%|MiB)\b", re.sub(r"<style>.*</style>", "", text, flags=re.S))
 
@@ -110,8 +110,8 @@ def test_intervals_are_told_and_drawn(outcome, reports: ModuleType) -> None:
         interval_s=(1.4, 1.7),
         steps_s=[9.0, 1.9, 2.0, 2.1],
     )
-    made = reports.made([even, alone])
-    read = reports.Reader(render_report(made))
+    report = reports.make_report([even, alone])
+    read = reports.Reader(render_report(report))
     assert read.faults == []
     words = read.words.replace("\u00a0", " ")
     for part in (
@@ -126,12 +126,12 @@ def test_intervals_are_told_and_drawn(outcome, reports: ModuleType) -> None:
         "the fastest device that holds the whole model",
     ):
         assert part in words, part
-    (lanes,) = (panel.lanes for panel in step_time_chart(made).panels)
+    (lanes,) = (panel.lanes for panel in step_time_chart(report).panels)
     whiskers = [mark for mark in lanes[0].marks if isinstance(mark, HorizontalLine)]
     assert [(mark.start, mark.end) for mark in whiskers] == [(2.3, 2.9), pytest.approx((2.42, 2.58))]
     ends = [
         mark.end
-        for lane in prediction_chart(made).panels[0].lanes
+        for lane in prediction_chart(report).panels[0].lanes
         for mark in lane.marks
         if mark.kind == "level"
     ]
@@ -143,5 +143,5 @@ def test_every_word_and_figure_is_as_recorded(
 ) -> None:
     """Recorded before the pictures had one description each; the look was compared in a browser."""
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)
-    read = reports.Reader(render_report(reports.made(three, full=True)))
+    read = reports.Reader(render_report(reports.make_report(three, full=True)))
     assert read.lines == RECORDED.read_text(encoding="utf-8").splitlines()

@@ -41,7 +41,7 @@ def measured(rate: float = 2e7, *, stalls: Sequence[float] = ()) -> Profile:
         LinkProfile(source=s, target=t, latency_s=0.001, bandwidth_bytes_per_s=rate)
         for s, t in (names, names[::-1])
     )
-    made = profile(*(device(name, speed) for name, speed in SPEEDS.items()), links=links)
+    base = profile(*(device(name, speed) for name, speed in SPEEDS.items()), links=links)
     seen = tuple(
         Observation(
             run_id="r",
@@ -59,7 +59,7 @@ def measured(rate: float = 2e7, *, stalls: Sequence[float] = ()) -> Profile:
         for name in names
         if stalls
     )
-    return made.model_copy(update={"observations": seen})
+    return base.model_copy(update={"observations": seen})
 
 
 def job(rhythm: Rhythm, form: Any = "data", owners: Any = None) -> ComparisonJob:
@@ -91,13 +91,13 @@ def ran(plan: Any, steps_s: Sequence[float], mean_s: float | None = None) -> Mea
 
 
 def by_name(outcomes: Sequence[StrategyOutcome]) -> dict[str, Any]:
-    assert all(one.plan is not None for one in outcomes), [one.error for one in outcomes]
-    return {one.strategy: one.plan for one in outcomes}
+    assert all(outcome.plan is not None for outcome in outcomes), [outcome.error for outcome in outcomes]
+    return {outcome.strategy: outcome.plan for outcome in outcomes}
 
 
 def test_a_delay_stands_beside_the_run_without_it() -> None:
     outcomes = job(Rhythm(delay=1)).plans(measured())
-    assert [one.strategy for one in outcomes] == ROWS
+    assert [outcome.strategy for outcome in outcomes] == ROWS
     plans = by_name(outcomes)
     plain = plans["synchronous"].problem
     assert (plain.parallel, plain.rhythm) == ("data", Rhythm())
@@ -118,8 +118,8 @@ def test_the_same_pipelines_in_another_rhythm_are_another_plan() -> None:
     plan = by_name(job(Rhythm(delay=1)).plans(measured()))["optimal"]
     assert len(plan.pipelines) == 2
     plain = plan.model_copy(update={"problem": plan.problem.model_copy(update={"rhythm": Rhythm()})})
-    one, other = StrategyOutcome("optimal", plan), StrategyOutcome("synchronous", plain)
-    assert not is_same_plan(one, other)
+    delayed, other = StrategyOutcome("optimal", plan), StrategyOutcome("synchronous", plain)
+    assert not is_same_plan(delayed, other)
     alone = by_name(job(Rhythm(delay=1)).plans(measured()))["alone"]
     delayed = alone.model_copy(
         update={"problem": alone.problem.model_copy(update={"rhythm": Rhythm(delay=1)})}
@@ -129,7 +129,7 @@ def test_the_same_pipelines_in_another_rhythm_are_another_plan() -> None:
 
 def test_with_all_forms_it_is_of_the_form_that_was_taken() -> None:
     outcomes = job(Rhythm(delay=1), "auto").plans(measured())
-    names = [one.strategy for one in outcomes]
+    names = [outcome.strategy for outcome in outcomes]
     assert names[-2:] == ["synchronous", "optimal"]
     assert {"pipeline", "data", "hybrid"} <= set(names)
     plans = by_name(outcomes)
@@ -148,15 +148,15 @@ def test_forms_that_come_to_one_plan_are_said_to_once() -> None:
 
 def test_a_synchronous_comparison_has_no_such_row() -> None:
     for rhythm in (None, Rhythm()):
-        made: Any = rhythm
-        assert "synchronous" not in [one.strategy for one in job(made).plans(measured())]
+        free_rhythm: Any = rhythm
+        assert "synchronous" not in [outcome.strategy for outcome in job(free_rhythm).plans(measured())]
 
 
 def test_staleness_is_compared_on_average() -> None:
     """A typical step has no stall, so without that the synchronous run would look the faster one."""
     seen = measured(1e9, stalls=STALLS)
     outcomes = job(Rhythm(staleness=3)).plans(seen)
-    assert [one.strategy for one in outcomes] == ROWS
+    assert [outcome.strategy for outcome in outcomes] == ROWS
     plans = by_name(outcomes)
     best, plain = plans["optimal"], plans["synchronous"]
     assert plain.predicted.iteration_s < best.predicted.iteration_s
@@ -185,31 +185,31 @@ def test_where_steps_are_even_staleness_is_compared_as_predicted() -> None:
 @pytest.mark.parametrize("local_steps", [4, "auto"])
 def test_a_round_counts_as_the_steps_whose_samples_it_trains_on(local_steps: Any) -> None:
     outcomes = job(Rhythm(local_steps=local_steps)).plans(measured(1e6))
-    assert [one.strategy for one in outcomes] == ROWS
+    assert [outcome.strategy for outcome in outcomes] == ROWS
     plans = by_name(outcomes)
     assert plans["alone"].problem.rhythm.is_synchronous
     best = plans["optimal"]
-    made = sum(one.microbatches * one.local_steps for one in best.pipelines)
-    assert best.steps_per_iteration == made / 4
-    assert best.step_s == pytest.approx(best.predicted.iteration_s * 4 / made)
+    microbatches = sum(pipeline.microbatches * pipeline.local_steps for pipeline in best.pipelines)
+    assert best.steps_per_iteration == microbatches / 4
+    assert best.step_s == pytest.approx(best.predicted.iteration_s * 4 / microbatches)
     assert plans["synchronous"].steps_per_iteration == 1
     rows = {row.strategy: row for row in summarize_outcomes(outcomes)}
     assert rows["optimal"].predicted_s == pytest.approx(best.step_s)
     assert rows["optimal"].steps_per_iteration == best.steps_per_iteration
-    busy = {one.device: one.compute_s for one in best.predicted.replicas}
+    busy = {replica.device: replica.compute_s for replica in best.predicted.replicas}
     for share in rows["optimal"].shares:
-        assert share.predicted_compute_s == pytest.approx(busy[share.device] * 4 / made)
+        assert share.predicted_compute_s == pytest.approx(busy[share.device] * 4 / microbatches)
     assert "local steps" in rows["optimal"].layers
     even = plans["even"]
     assert rows["optimal"].predicted_speedup == pytest.approx(even.step_s / best.step_s)
     gain = compare_plans(outcomes[-1], outcomes[-2])
     assert gain is not None
     assert gain.predicted == pytest.approx(plans["synchronous"].predicted.iteration_s / best.step_s)
-    said = _choice(outcomes)[1]
-    assert said.startswith("a round counts as ")
+    text = _choice(outcomes)[1]
+    assert text.startswith("a round counts as ")
     if local_steps == 4:
         assert best.steps_per_iteration == 4
-        assert said == "a round counts as 4 steps: seconds are for the samples of one step"
+        assert text == "a round counts as 4 steps: seconds are for the samples of one step"
 
 
 def test_owners_stand_beside_an_average_after_every_step() -> None:
@@ -234,8 +234,8 @@ def test_owners_stand_beside_an_average_after_every_step() -> None:
         "one step"
     )
     for steps in (1, (1, 1)):
-        found = job(Rhythm(local_steps=steps), owners="all").plans(measured())
-        assert [one.strategy for one in found] == ["even", "optimal"]
+        outcomes = job(Rhythm(local_steps=steps), owners="all").plans(measured())
+        assert [outcome.strategy for outcome in outcomes] == ["even", "optimal"]
 
 
 def test_an_owners_pipeline_is_shown_by_its_stages(reports: ModuleType) -> None:
@@ -244,13 +244,13 @@ def test_an_owners_pipeline_is_shown_by_its_stages(reports: ModuleType) -> None:
     both = [pair for name in SPEEDS for pair in ((name, "c"), ("c", name))]
     links = [LinkProfile(source=s, target=t, latency_s=0.001, bandwidth_bytes_per_s=1e9) for s, t in both]
     more = {"devices": (*seen.devices, third), "links": (*seen.links, *links)}
-    made = job(Rhythm(local_steps=2), owners=(("a",), ("b", "c"))).plans(seen.model_copy(update=more))
-    best = by_name(made)["optimal"]
+    outcomes = job(Rhythm(local_steps=2), owners=(("a",), ("b", "c"))).plans(seen.model_copy(update=more))
+    best = by_name(outcomes)["optimal"]
     assert [len(pipeline.stages) for pipeline in best.pipelines] == [1, 2]
-    row = summarize_outcomes(made)[-1]
+    row = summarize_outcomes(outcomes)[-1]
     assert row.layers.startswith("a | ")
     assert " · " in row.layers
-    page = reports.Reader(render_report(reports.made(made)))
+    page = reports.Reader(render_report(reports.make_report(outcomes)))
     assert page.faults == []
     assert "all owners, each with its machine" in page.words
     assert "averaged after every step" in page.words
@@ -322,7 +322,7 @@ def test_rounds_are_said_to_gain_nothing_on_fast_lines() -> None:
 
 
 def test_a_report_of_rounds_is_whole(reports: ModuleType) -> None:
-    page = reports.Reader(render_report(reports.made(job(Rhythm(local_steps=4)).plans(measured(1e6)))))
+    page = reports.Reader(render_report(reports.make_report(job(Rhythm(local_steps=4)).plans(measured(1e6)))))
     assert page.faults == []
     assert "a round counts as 4 steps" in page.words
     assert "as fast as synchronous" in page.words
@@ -330,9 +330,9 @@ def test_a_report_of_rounds_is_whole(reports: ModuleType) -> None:
 
 
 def test_a_sweep_of_nodes_has_the_rows_of_all_points() -> None:
-    made, seen = job(Rhythm(delay=1)), measured()
-    outcomes = made.plans(seen)
-    points = plan_nodes(made, seen, outcomes, (1, 2), lambda _text: None)
+    delayed_job, seen = job(Rhythm(delay=1)), measured()
+    outcomes = delayed_job.plans(seen)
+    points = plan_nodes(delayed_job, seen, outcomes, (1, 2), lambda _text: None)
     sweep = nodes_sweep(points, 2)
     assert [[cell.strategy for cell in point.cells] for point in sweep.points] == [
         ["even", "alone", "heuristic", "optimal"]

@@ -62,9 +62,9 @@ def test_it_says_where_the_run_is(reports: ModuleType) -> None:
     read = reports.Reader(page.document("x"))
     assert read.faults == []
     words = read.words.replace("\u00a0", " ")
-    for said in ("Training: step 3 of 20", "2.700", "250 ms", "predicted 200 ms (190–220); 25.0% longer",
+    for text in ("Training: step 3 of 20", "2.700", "250 ms", "predicted 200 ms (190–220); 25.0% longer",
                  "128.0 samples/s", "75% computing", "predicted 80%", "node b is slow"):  # fmt: skip
-        assert said in words, said
+        assert text in words, text
     assert (page.ended, page.title) == (False, "Training: step 3 of 20 · gpt:layers=2 · skyctl")
 
 

@@ -92,8 +92,8 @@ def test_a_step_is_drawn_with_its_sum() -> None:
     numbers = [[s.microbatch for s in step.spans if (s.stage, s.kind) == (n, "B")] for n in (0, 1)]
     assert numbers == [[0, 1, 2, 3, 4], [5, 6, 7]]
     others = [(s.stage, s.kind, s.start_s, s.end_s) for s in step.spans if s.kind not in ("F", "B")]
-    assert [one[:2] for one in others] == [(0, IDLE), (0, "R"), (0, "O"), (1, "R"), (1, "O")]
-    assert [time for one in others for time in one[2:]] == pytest.approx(
+    assert [span[:2] for span in others] == [(0, IDLE), (0, "R"), (0, "O"), (1, "R"), (1, "O")]
+    assert [time for span in others for time in span[2:]] == pytest.approx(
         [1.5, 1.8, 1.8, 2.0, 2.0, 2.1, 1.8, 2.0, 2.0, 2.1]
     )
 
@@ -123,7 +123,7 @@ def test_pipelines_with_cuts_of_their_own_are_drawn_and_reported(reports: Module
     outcomes = [StrategyOutcome("optimal", plan)]
     (row,) = summarize_outcomes(outcomes)
     assert row.layers == "n0 0–2 · n1 2–4 (6) | n2 0–4 (2) of 8 microbatches"
-    read = reports.Reader(render_report(reports.made(outcomes, full=True)))
+    read = reports.Reader(render_report(reports.make_report(outcomes, full=True)))
     assert read.faults == []
     words = read.words.replace("\u00a0", " ")
     for text in ("Which form", "hybrid*", "1.20×", "data parallelism: does not fit: n2 is small",
@@ -135,8 +135,8 @@ def test_pipelines_with_cuts_of_their_own_are_drawn_and_reported(reports: Module
 def test_the_report_has_its_shares_and_its_sum(outcome, reports: ModuleType) -> None:
     done = outcome(steps_s=[9.0, 2.2, 2.3]).measurement.model_copy(update={"sync_s": 0.25, "replicas": ()})
     outcomes = [outcome(), StrategyOutcome("optimal", data_plan(), measurement=done)]
-    made = reports.made(outcomes, full=True)
-    read = reports.Reader(render_report(made))
+    report = reports.make_report(outcomes, full=True)
+    read = reports.Reader(render_report(report))
     assert read.faults == []
     words = read.words.replace("\u00a0", " ")
     for text in ("5 of 8 microbatches · 12 samples", "summing gradients", "2 pipelines",
@@ -156,12 +156,12 @@ def test_each_way_to_sum_has_a_row(outcome, reports: ModuleType) -> None:
     halves = (there.model_copy(update={"share": 0.5}), back)
     ring = ring.model_copy(update={"sync": Sync(groups=[SyncGroup(start=0, stop=2, routes=halves)])})
     assert sync_choice(ring) == "ring"
-    found: dict[SyncChoice, StrategyOutcome] = {
+    by_sync: dict[SyncChoice, StrategyOutcome] = {
         "ring": StrategyOutcome("optimal", ring),
         "star": own,
         "trees": StrategyOutcome("optimal", error="it does not fit"),
     }
-    rows = sync_rows(found, "star")
+    rows = sync_rows(by_sync, "star")
     assert [(row.sync, row.chosen, row.measured_sync_s) for row in rows] == [
         ("ring", False, None), ("star", True, 0.25), ("trees", False, None),
     ]  # fmt: skip
@@ -169,7 +169,7 @@ def test_each_way_to_sum_has_a_row(outcome, reports: ModuleType) -> None:
     assert [(line[0], line[-1]) for line in table] == [
         ("ring", "2"), ("star*", "one"), ("trees", "it does not fit"),
     ]  # fmt: skip
-    page = reports.Reader(render_report(replace(reports.made([own]), syncs=rows)))
+    page = reports.Reader(render_report(replace(reports.make_report([own]), syncs=rows)))
     assert page.faults == []
     assert "How gradients are summed" in page.words
 
@@ -185,5 +185,5 @@ def test_plans_that_sum_another_way_are_not_one_plan() -> None:
 
 def test_the_pictures_can_be_drawn(outcome, reports: ModuleType, tmp_path) -> None:
     outcomes = [StrategyOutcome("optimal", data_plan())]
-    made = reports.made(outcomes)
-    assert write_svg(tmp_path / "steps.svg", share_charts(made), timeline_charts(made)).stat().st_size > 0
+    report = reports.make_report(outcomes)
+    assert write_svg(tmp_path / "steps.svg", share_charts(report), timeline_charts(report)).stat().st_size > 0

@@ -18,12 +18,14 @@ from skyctl.compare.sweeps import (
 @pytest.fixture
 def nodes(outcome) -> ComparisonSweep:
     """One node, a second that halves the step, a third that is left unused."""
-    one = [outcome("optimal", devices=("a/cpu:0",), counts=(12,), compute_s=(4.0,), step_s=4.0)]
+    alone = [outcome("optimal", devices=("a/cpu:0",), counts=(12,), compute_s=(4.0,), step_s=4.0)]
     two = [outcome("optimal", devices=("a/cpu:0", "laptop/cpu:0"), step_s=2.0)]
     devices = ("a/cpu:0", "laptop/cpu:0", "c/cpu:0")
     three = [outcome("optimal", devices=devices, counts=(6, 6, 0), compute_s=(1.0, 1.0), step_s=2.0)]
     names = ("a", "laptop", "c")
-    return nodes_sweep([NodesPoint(names[: i + 1], found) for i, found in enumerate((one, two, three))], 2)
+    return nodes_sweep(
+        [NodesPoint(names[: i + 1], outcomes) for i, outcomes in enumerate((alone, two, three))], 2
+    )
 
 
 def test_whether_a_machine_pays(nodes: ComparisonSweep) -> None:
@@ -70,23 +72,23 @@ def test_the_best_number_of_microbatches(outcome) -> None:
 
 
 def test_points_that_were_run_are_compared_by_what_was_measured(outcome) -> None:
-    one = [outcome("optimal", counts=(12, 0), compute_s=(4.0,), step_s=4.0, steps_s=[9.0, 3.9, 4.0, 4.1])]
+    alone = [outcome("optimal", counts=(12, 0), compute_s=(4.0,), step_s=4.0, steps_s=[9.0, 3.9, 4.0, 4.1])]
     two = [outcome("optimal", step_s=2.5, steps_s=[9.0, 3.9, 4.0, 4.1])]
-    sweep = nodes_sweep([NodesPoint(("tower",), one), NodesPoint(("tower", "laptop"), two)], 2)
+    sweep = nodes_sweep([NodesPoint(("tower",), alone), NodesPoint(("tower", "laptop"), two)], 2)
     assert sweep.line("optimal", measured=True) == [(0, 4.0), (1, 4.0)]
     assert sweep_table(sweep)[1][1][-1] == "1.00×"
     assert describe_sweep(sweep) == [
         "adding laptop makes no difference that can be told: 4.00 s a step, measured"
     ]
     fast = [outcome("optimal", step_s=2.5, steps_s=[9.0, 1.9, 2.0, 2.1])]
-    sweep = nodes_sweep([NodesPoint(("tower",), one), NodesPoint(("tower", "laptop"), fast)], 2)
+    sweep = nodes_sweep([NodesPoint(("tower",), alone), NodesPoint(("tower", "laptop"), fast)], 2)
     assert describe_sweep(sweep) == ["adding laptop pays: 2.00× as fast, 2.00 s a step, measured"]
     assert sweep.points[1].gain.low < 2 < sweep.points[1].gain.high
 
 
 def test_each_row_is_measured_at_its_own_number_of_microbatches(outcome) -> None:
     planned = [[outcome("alone", microbatches=m), outcome("optimal", microbatches=m)] for m in (4, 8)]
-    points = tuple(sweep_point(m, found) for m, found in zip((4, 8), planned, strict=True))
+    points = tuple(sweep_point(m, outcomes) for m, outcomes in zip((4, 8), planned, strict=True))
     sweep = ComparisonSweep(kind="microbatches", points=points, chosen=8)
     ran = [
         outcome("alone", microbatches=4, steps_s=[9.0, 2.1]),

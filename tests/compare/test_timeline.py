@@ -55,9 +55,9 @@ def test_recorded_steps_on_one_clock(traces: ModuleType) -> None:
     assert last.seconds == pytest.approx(played.steps[0].seconds)
     shifted = sorted((bar.stage, bar.kind, bar.microbatch, bar.start_s - 40.0) for bar in last.spans)
     planned = sorted((bar.stage, bar.kind, bar.microbatch, bar.start_s) for bar in played.steps[0].spans)
-    for found, wanted in zip(shifted, planned, strict=True):
-        assert found[:3] == wanted[:3]
-        assert found[3] == pytest.approx(wanted[3])
+    for shifted_span, wanted in zip(shifted, planned, strict=True):
+        assert shifted_span[:3] == wanted[:3]
+        assert shifted_span[3] == pytest.approx(wanted[3])
 
 
 def test_steps_that_a_rank_has_not_kept_are_left_out(traces: ModuleType) -> None:

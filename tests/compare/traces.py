@@ -22,7 +22,7 @@ def documents(steps: int = 3) -> list[dict[str, Any]]:
     from_simulator = simulated_timeline(PLAY, DEVICES).steps[0]
     out: list[dict[str, Any]] = []
     for row, ahead_s in enumerate((50.0, 50.0 + AHEAD_S)):
-        made = []
+        recorded = []
         for number in range(steps):
             base_s = ahead_s + 20.0 * number
             spans = [
@@ -31,10 +31,10 @@ def documents(steps: int = 3) -> list[dict[str, Any]]:
                 if bar.stage == row
             ]
             end_s = base_s + from_simulator.seconds if number == steps - 1 else base_s + 20.0
-            made.append({"step": number, "start_s": base_s, "end_s": end_s, "spans": spans})
+            recorded.append({"step": number, "start_s": base_s, "end_s": end_s, "spans": spans})
         reading = {"offset_s": -AHEAD_S, "error_s": 0.001}
         clocks = {"start": {"at_s": ahead_s, **reading}, "end": {"at_s": ahead_s + 60.0, **reading}}
-        out.append({"clocks": clocks if row else {}, "steps": made})
+        out.append({"clocks": clocks if row else {}, "steps": recorded})
     return out
 
 

@@ -99,5 +99,5 @@ def _claim(row: ComparisonRow, plan: Plan) -> str:
     return f"For {what}: {format_seconds(sure.value_s)} {goal}; nothing is claimed about others."
 
 
-def _count(count: int, one: str, several: str | None = None) -> str:
-    return f"{count} {one if count == 1 else several or one + 's'}"
+def _count(count: int, singular: str, several: str | None = None) -> str:
+    return f"{count} {singular if count == 1 else several or singular + 's'}"

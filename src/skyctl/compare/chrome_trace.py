@@ -38,9 +38,9 @@ def trace_document(measured: Timeline, simulated: Timeline, *, run_id: str) -> d
     ]
     flow = 0
     for step in measured.steps:
-        made = _step(MEASURED_PID, step, 0.0, flow)
-        flow += sum(event["ph"] == "s" for event in made)
-        events += made
+        step_events = _step(MEASURED_PID, step, 0.0, flow)
+        flow += sum(event["ph"] == "s" for event in step_events)
+        events += step_events
     events += _step(SIMULATED_PID, simulated.steps[0], typical.start_s, flow)
     return {
         "traceEvents": events,

@@ -93,9 +93,9 @@ def conclude(outcomes: Sequence[StrategyOutcome]) -> Conclusion:
         ahead = compare_plans(by_name[best], alone, uneven)
         alone_is_best = ahead is not None and not ahead.faster
     best = ALONE if alone_is_best else best
-    found = [compare_plans(by_name[best], other, uneven) for other in outcomes if other.strategy != best]
+    gains = [compare_plans(by_name[best], other, uneven) for other in outcomes if other.strategy != best]
     return Conclusion(
-        best=best, alone_is_best=alone_is_best, gains=tuple(gain for gain in found if gain is not None)
+        best=best, alone_is_best=alone_is_best, gains=tuple(gain for gain in gains if gain is not None)
     )
 
 
@@ -122,49 +122,49 @@ def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
 
 
 def compare_plans(
-    one: StrategyOutcome, other: StrategyOutcome, uneven: StepVariation | None = None
+    outcome: StrategyOutcome, other: StrategyOutcome, uneven: StepVariation | None = None
 ) -> Gain | None:
-    """How many times as fast ``one`` is as ``other``; None where either has no plan, or takes no time.
+    """How many times as fast ``outcome`` is as ``other``; None where either has no plan, or takes no time.
 
     Args:
         uneven: of ``uneven_steps``, of all that is compared; None: of these two.
     """
-    if one.plan is None or other.plan is None or not one.plan.predicted.iteration_s:
+    if outcome.plan is None or other.plan is None or not outcome.plan.predicted.iteration_s:
         return None
     if uneven is None:
-        uneven = uneven_steps((one.plan, other.plan))
-    predicted = predicted_step_s(other.plan, uneven) / predicted_step_s(one.plan, uneven)
-    if is_same_plan(one, other):
+        uneven = uneven_steps((outcome.plan, other.plan))
+    predicted = predicted_step_s(other.plan, uneven) / predicted_step_s(outcome.plan, uneven)
+    if is_same_plan(outcome, other):
         return Gain(over=other.strategy, predicted=predicted, told=False, same_plan=True)
     measured: float | None = None
     bounds: tuple[float, float] | None = None
-    own_s = measured_step_s(one.plan, one.measurement, uneven)
+    own_s = measured_step_s(outcome.plan, outcome.measurement, uneven)
     others_s = measured_step_s(other.plan, other.measurement, uneven)
-    if one.measurement is not None and other.measurement is not None and own_s and others_s is not None:
+    if outcome.measurement is not None and other.measurement is not None and own_s and others_s is not None:
         measured = others_s / own_s
-        below, above = ratio_errors(one.measurement, other.measurement, of_means=uneven is not None)
+        below, above = ratio_errors(outcome.measurement, other.measurement, of_means=uneven is not None)
         bounds = (
             measured * math.exp(-max(below, MEASUREMENT_NOISE)),
             measured * math.exp(max(above, MEASUREMENT_NOISE)),
         )
     elif uneven is None:
-        bounds = ratio_interval(other.plan, one.plan)
+        bounds = ratio_interval(other.plan, outcome.plan)
     low, high = bounds or (None, None)
     ratio = predicted if measured is None else measured
     told = abs(ratio - 1) >= LEAST_REPORTED_GAIN if bounds is None else not bounds[0] <= 1 <= bounds[1]
     return Gain(over=other.strategy, predicted=predicted, measured=measured, low=low, high=high, told=told)
 
 
-def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
+def is_same_plan(outcome: StrategyOutcome, other: StrategyOutcome) -> bool:
     """Whether two plans do the same: one run measures both."""
-    if one.plan is None or other.plan is None:
+    if outcome.plan is None or other.plan is None:
         return False
     return (
-        one.plan.pipelines == other.plan.pipelines
-        and one.plan.sync == other.plan.sync
-        and one.plan.problem.schedule == other.plan.problem.schedule
+        outcome.plan.pipelines == other.plan.pipelines
+        and outcome.plan.sync == other.plan.sync
+        and outcome.plan.problem.schedule == other.plan.problem.schedule
         # one pipeline sums nothing, so no rhythm has a part in it
-        and (len(one.plan.pipelines) == 1 or one.plan.problem.rhythm == other.plan.problem.rhythm)
+        and (len(outcome.plan.pipelines) == 1 or outcome.plan.problem.rhythm == other.plan.problem.rhythm)
     )
 
 
@@ -178,14 +178,14 @@ def rows_named_the_best(conclusion: Conclusion) -> tuple[str, ...]:
 
 def same_plans(outcomes: Sequence[StrategyOutcome]) -> list[list[StrategyOutcome]]:
     """The outcomes that have a plan, those of one plan together, all in their order."""
-    found: list[list[StrategyOutcome]] = []
+    groups: list[list[StrategyOutcome]] = []
     for outcome in outcomes:
-        twins = next((twins for twins in found if is_same_plan(twins[0], outcome)), None)
+        twins = next((twins for twins in groups if is_same_plan(twins[0], outcome)), None)
         if twins is not None:
             twins.append(outcome)
         elif outcome.plan is not None:
-            found.append([outcome])
-    return found
+            groups.append([outcome])
+    return groups
 
 
 def listed(names: Sequence[str]) -> str:
@@ -257,22 +257,24 @@ def _describe_alone(conclusion: Conclusion, rows: dict[str, ComparisonRow]) -> s
     pipelines = [gain for gain in conclusion.gains if gain.over != BASELINE]
     same = rows_named_the_best(conclusion)
     nearest = min(pipelines, key=lambda gain: gain.ratio, default=None)
-    told, names = [], {name: name for name in (BASELINE, SYNCHRONOUS)}
+    reported, names = [], {name: name for name in (BASELINE, SYNCHRONOUS)}
     parts = []
     if same:
         parts.append(f"{listed(same)} leave{'' if len(same) > 1 else 's'} all other devices unused")
     elif nearest is not None:
-        told.append(nearest)
+        reported.append(nearest)
         names[nearest.over] = listed([gain.over for gain in pipelines if gain.ratio == nearest.ratio])
     apart = [gain for gain in (conclusion.over(SYNCHRONOUS), over_even) if gain is not None]
-    said = [gain.ratio for gain in told]  # with its name, where others gain as much
-    told += [
-        gain for gain in apart if not gain.same_plan and (gain.over == BASELINE or gain.ratio not in said)
+    ratios = [gain.ratio for gain in reported]  # with its name, where others gain as much
+    reported += [
+        gain for gain in apart if not gain.same_plan and (gain.over == BASELINE or gain.ratio not in ratios)
     ]
-    parts += [f"no difference that can be told from {names[gain.over]}" for gain in told if not gain.faster]
-    if faster := [gain for gain in told if gain.faster]:
+    parts += [
+        f"no difference that can be told from {names[gain.over]}" for gain in reported if not gain.faster
+    ]
+    if faster := [gain for gain in reported if gain.faster]:
         parts.append(_gain_texts(faster, names))
-    verdict = "is best" if all(gain.faster for gain in told) else "is as good as any"
+    verdict = "is best" if all(gain.faster for gain in reported) else "is as good as any"
     return f"{best.device_label} alone {verdict}: {'; '.join(parts or [f'it takes {_step_times(best)}'])}"
 
 
@@ -286,10 +288,10 @@ def _describe_tie(
     """What is said where nothing is faster than even, or not so that it could be told."""
     base = rows[BASELINE]
     if over_even is not None and over_even.low is not None and over_even.high is not None:
-        found = f"{format_ratio(over_even.ratio)} ({format_ratio_interval(over_even.low, over_even.high)})"
+        ratio = f"{format_ratio(over_even.ratio)} ({format_ratio_interval(over_even.low, over_even.high)})"
         how = "predicted" if over_even.measured is None else "measured"
         no = "No" if capitalized else "no"
-        return f"{no} difference that can be told between {conclusion.best} and even: {found}, {how}"
+        return f"{no} difference that can be told between {conclusion.best} and even: {ratio}, {how}"
     others = [row for row in rows.values() if row.strategy not in (BASELINE, ALONE)]
     nothing = "Nothing" if capitalized else "nothing"
     hoped = max(others, key=lambda row: (row.predicted_speedup or 0.0, row.status == "optimal"), default=base)

@@ -57,7 +57,7 @@ def find_differences(play: SimulationInput, done: Measurement) -> tuple[Differen
     causes = sorted(causes, key=lambda cause: -cause.size_s)[:MAX_CAUSES]
     if not causes:
         return ()
-    found = [
+    differences = [
         Difference(
             cause=cause.kind,  # type: ignore[arg-type]
             device=cause.device,
@@ -68,14 +68,14 @@ def find_differences(play: SimulationInput, done: Measurement) -> tuple[Differen
         )
         for cause in causes
     ]
-    found.sort(key=lambda one: -abs(one.step_s - planned_s))
+    differences.sort(key=lambda difference: -abs(difference.step_s - planned_s))
     together = Difference(
         cause="all",
         predicted_s=planned_s,
         measured_s=done.iteration_s.median,
         step_s=_with(play, every).simulate().iteration_s,
     )
-    return (*found, together)
+    return (*differences, together)
 
 
 def _stage_causes(play: SimulationInput, replicas: Sequence[ReplicaMeasurement], stage: int) -> list[_Cause]:

@@ -17,24 +17,26 @@ FORM_NAMES = {"pipeline": "a pipeline", "data": "data parallelism", "hybrid": "s
 
 def form_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """(headings, cells) of the forms that were looked at; ``*`` marks the plan's own."""
-    fastest_s = min((one.iteration_s for one in plan.forms if one.iteration_s is not None), default=0.0)
-    tried = any(one.measured_s is not None for one in plan.forms)
+    fastest_s = min((form.iteration_s for form in plan.forms if form.iteration_s is not None), default=0.0)
+    tried = any(form.measured_s is not None for form in plan.forms)
     rows = [
         [
-            one.parallel + ("*" if one.parallel == plan.problem.parallel else ""),
-            format_seconds(one.iteration_s),
-            _times_as_long(one, fastest_s),
-            *([format_seconds(one.measured_s)] if tried else []),
-            format_seconds(one.lower_bound_s),
+            form.parallel + ("*" if form.parallel == plan.problem.parallel else ""),
+            format_seconds(form.iteration_s),
+            _times_as_long(form, fastest_s),
+            *([format_seconds(form.measured_s)] if tried else []),
+            format_seconds(form.lower_bound_s),
         ]
-        for one in plan.forms
+        for form in plan.forms
     ]
     measured = ["measured"] if tried else []
     return ["form", "step, predicted", "times as long", *measured, "none is faster than"], rows
 
 
-def _times_as_long(one: FormOutcome, fastest_s: float) -> str:
-    return UNKNOWN if one.iteration_s is None or fastest_s <= 0 else format_ratio(one.iteration_s / fastest_s)
+def _times_as_long(form: FormOutcome, fastest_s: float) -> str:
+    return (
+        UNKNOWN if form.iteration_s is None or fastest_s <= 0 else format_ratio(form.iteration_s / fastest_s)
+    )
 
 
 def describe_forms(plan: Plan) -> list[str]:
@@ -45,10 +47,10 @@ def describe_forms(plan: Plan) -> list[str]:
     if not plan.forms:
         return []
     words = []
-    for one in plan.forms:
-        if one.iteration_s is None:
-            fits = "" if one.fits else "does not fit: "
-            words.append(f"{FORM_NAMES[one.parallel]}: {fits}{one.reason or 'no plan was found'}")
+    for form in plan.forms:
+        if form.iteration_s is None:
+            fits = "" if form.fits else "does not fit: "
+            words.append(f"{FORM_NAMES[form.parallel]}: {fits}{form.reason or 'no plan was found'}")
     bound = least_bound_s(plan.forms)
     return [*words, _choice(plan), *([] if bound is None else [_bound(plan, bound)])]
 
@@ -58,12 +60,12 @@ def _choice(plan: Plan) -> str:
     alone = len(plan.placed_stages) == 1
     name = "one device alone" if alone else FORM_NAMES[plan.problem.parallel]
     step_s = plan.predicted.iteration_s
-    if any(one.measured_s is not None for one in plan.forms):
+    if any(form.measured_s is not None for form in plan.forms):
         return f"form: {name}, by ten measured steps of each that predictions could not tell apart"
     others = [
-        (one.iteration_s, one.parallel)
-        for one in plan.forms
-        if one.iteration_s is not None and one.parallel != plan.problem.parallel
+        (form.iteration_s, form.parallel)
+        for form in plan.forms
+        if form.iteration_s is not None and form.parallel != plan.problem.parallel
     ]
     if not others:
         return f"form: {name}; no other form has a plan with these options"
@@ -93,7 +95,7 @@ def _bound(plan: Plan, bound_s: float) -> str:
 
 def least_bound_s(forms: Sequence[FormOutcome]) -> float | None:
     """No plan of these forms takes less; None where one that may fit claims no bound, or none is there."""
-    bounds = [one.lower_bound_s for one in forms if one.fits]
+    bounds = [form.lower_bound_s for form in forms if form.fits]
     if any(bound is None or bound <= 0 for bound in bounds):
         return None
     return min((bound for bound in bounds if bound is not None), default=None)

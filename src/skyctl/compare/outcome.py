@@ -193,9 +193,9 @@ def _bounds(outcomes: Sequence[StrategyOutcome]) -> list[tuple[Problem, float]]:
         if outcome.plan is None or outcome.plan.certificate.lower_bound_s is None:
             continue
         problem, bound = outcome.plan.problem, outcome.plan.certificate.lower_bound_s
-        for i, (known, value) in enumerate(best):
-            if known == problem:
-                best[i] = (known, max(value, bound))
+        for i, (earlier, value) in enumerate(best):
+            if earlier == problem:
+                best[i] = (earlier, max(value, bound))
                 break
         else:
             best.append((problem, bound))
@@ -213,7 +213,7 @@ def _row(
             status="undecided" if outcome.undecided else "infeasible",
             error=outcome.error or "no plan was made",
         )
-    bound_s = next((value for known, value in bounds if known == plan.problem), None)
+    bound_s = next((value for problem, value in bounds if problem == plan.problem), None)
     steps = plan.steps_per_iteration
     predicted_s = predicted_step_s(plan, uneven)
     measured = measured_steps(plan, measurement) if measurement else None
@@ -294,15 +294,15 @@ def _samples_taken(plan: Plan) -> dict[str, dict[str, int]]:
     sizes: list[int] = []
     if plan.workload is not None:
         sizes = microbatch_sizes(plan.workload.batch_size, plan.problem.microbatches)
-    found: dict[str, dict[str, int]] = {}
+    samples: dict[str, dict[str, int]] = {}
     first = 0
     for pipeline in plan.pipelines:
         taken = {"microbatches": pipeline.microbatches}
         if sizes:
             taken["samples"] = sum(sizes[first : first + pipeline.microbatches])
         first += pipeline.microbatches if plan.problem.owners is None else 0
-        found |= {stage.device: taken for stage in pipeline.stages}
-    return found
+        samples |= {stage.device: taken for stage in pipeline.stages}
+    return samples
 
 
 def _ratio(over: float | None, under: float | None, minus: float = 0) -> float | None:
@@ -338,9 +338,9 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
 
 def pipeline_problem(outcomes: Sequence[StrategyOutcome]) -> Problem | None:
     """The problem that the rows answer: that of ``alone`` or a row beside only where there is no other."""
-    made = [outcome for outcome in outcomes if outcome.plan is not None]
-    made.sort(key=lambda outcome: outcome.strategy in (ALONE, *ROWS_BESIDE))
-    return made[0].plan.problem if made and made[0].plan is not None else None
+    planned = [outcome for outcome in outcomes if outcome.plan is not None]
+    planned.sort(key=lambda outcome: outcome.strategy in (ALONE, *ROWS_BESIDE))
+    return planned[0].plan.problem if planned and planned[0].plan is not None else None
 
 
 def device_labels(problem: Problem) -> dict[str, str]:

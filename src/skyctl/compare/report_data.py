@@ -92,7 +92,7 @@ class ComparisonReport:
 
     def outcome(self, strategy: str) -> StrategyOutcome:
         """What came of that strategy (StopIteration where it was not compared)."""
-        return next(one for one in self.outcomes if one.strategy == strategy)
+        return next(outcome for outcome in self.outcomes if outcome.strategy == strategy)
 
     def plan(self, strategy: str) -> Plan:
         """The plan of a strategy; it must have one."""
@@ -131,16 +131,16 @@ class ComparisonReport:
 
     def groups(self) -> list[tuple[list[ComparisonRow], str]]:
         """Rows with one and the same plan together, and what to call them: ``heuristic = optimal``."""
-        found: list[list[ComparisonRow]] = []
+        groups: list[list[ComparisonRow]] = []
         for row in self.planned:
-            twin = next((rows for rows in found if self._same_plan(rows[0], row)), None)
+            twin = next((rows for rows in groups if self._same_plan(rows[0], row)), None)
             if twin is not None:
                 twin.append(row)
             else:
-                found.append([row])
-        return [(rows, " = ".join(row.label for row in rows)) for rows in found]
+                groups.append([row])
+        return [(rows, " = ".join(row.label for row in rows)) for rows in groups]
 
     def _same_plan(self, a: ComparisonRow, b: ComparisonRow) -> bool:
-        one, other = self.plan(a.strategy), self.plan(b.strategy)
-        same = (one.pipelines, one.sync, one.problem) == (other.pipelines, other.sync, other.problem)
+        plan, other = self.plan(a.strategy), self.plan(b.strategy)
+        same = (plan.pipelines, plan.sync, plan.problem) == (other.pipelines, other.sync, other.problem)
         return same and a.run_id == b.run_id

@@ -127,8 +127,8 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     errors = [abs(row.prediction_error) for row in report.measured if row.prediction_error is not None]
     if errors:
         notes = ["at most", *([f"over {len(errors)} strategies"] if len(errors) > 1 else [])]
-        if known := [row.within_interval for row in report.measured if row.within_interval is not None]:
-            notes.append(f"{sum(known)} of {len(known)} within their interval")
+        if within := [row.within_interval for row in report.measured if row.within_interval is not None]:
+            notes.append(f"{sum(within)} of {len(within)} within their interval")
         tiles.append(("predictions off by", format_percent(max(errors), sign=False), notes))
     if best.gap is None:
         gap, notes = UNKNOWN, ["no bound is known"]
@@ -189,8 +189,8 @@ def _sample_table(row: ComparisonRow) -> _Table:
 
 def _steps_table(report: ComparisonReport) -> _Table:
     measured = bool(report.measured)
-    known = any(row.predicted_interval for row in report.rows)
-    heads = ["", "predicted (80%)" if known else "predicted", "over even", "above bound"]
+    has_intervals = any(row.predicted_interval for row in report.rows)
+    heads = ["", "predicted (80%)" if has_intervals else "predicted", "over even", "above bound"]
     heads += ["measured", "p10 – p90", "over even", "prediction", "loss"] if measured else []
     rows = []
     for row in report.rows:
@@ -211,29 +211,30 @@ def _steps_table(report: ComparisonReport) -> _Table:
 
 def _deviations(report: ComparisonReport) -> list[tuple[str, list[str]]]:
     """(strategies, what of their run was not as predicted) where there is something to say."""
-    found = []
+    deviations = []
     for rows, name in report.groups():
         done = report.outcome(rows[0].strategy).measurement
         if done is not None:
             labels = {share.device: share.label for share in rows[0].shares}
             if sentences := describe_deviation(_labelled(done, labels)):
-                found.append((name, sentences))
-    return found
+                deviations.append((name, sentences))
+    return deviations
 
 
 def _labelled(done: Measurement, labels: dict[str, str]) -> Measurement:
     """The same with devices called as in the rest of the report."""
     differences = tuple(
-        one.model_copy(
+        difference.model_copy(
             update={
-                "device": labels.get(one.device, one.device) if one.device else None,
-                "target": labels.get(one.target, one.target) if one.target else None,
+                "device": labels.get(difference.device, difference.device) if difference.device else None,
+                "target": labels.get(difference.target, difference.target) if difference.target else None,
             }
         )
-        for one in done.differences
+        for difference in done.differences
     )
     replicas = tuple(
-        one.model_copy(update={"device": labels.get(one.device, one.device)}) for one in done.replicas
+        replica.model_copy(update={"device": labels.get(replica.device, replica.device)})
+        for replica in done.replicas
     )
     return done.model_copy(update={"differences": differences, "replicas": replicas})
 
@@ -269,11 +270,11 @@ def _validation_table(report: ComparisonReport) -> _Table | None:
     }
     if not last:
         return None
-    names = list(dict.fromkeys(name for one in last.values() for name in one.metrics or {}))
+    names = list(dict.fromkeys(name for validation in last.values() for name in validation.metrics or {}))
     rows = [
-        [label, str(one.step + 1), format_number(one.loss)]
-        + [format_number((one.metrics or {}).get(name)) for name in names]
-        for label, one in last.items()
+        [label, str(validation.step + 1), format_number(validation.loss)]
+        + [format_number((validation.metrics or {}).get(name)) for name in names]
+        for label, validation in last.items()
     ]
     return _Table(["", "after steps", "loss", *names], rows, -1)
 
@@ -289,5 +290,5 @@ def _sweep(sweep: ComparisonSweep) -> dict[str, Any]:
         "sentences": describe_sweep(sweep),
         "heads": heads,
         "rows": rows,
-        "chosen": next((i for i, one in enumerate(sweep.points) if one.value == sweep.chosen), -1),
+        "chosen": next((i for i, point in enumerate(sweep.points) if point.value == sweep.chosen), -1),
     }

@@ -164,15 +164,15 @@ def _tiles(figures: RunFigures) -> list[tuple[str, str, str]]:
 def _attempts(figures: RunFigures) -> list[tuple[str, ...]]:
     return [
         (
-            str(one.number),
-            _clock(one.began),
-            _clock(one.ended) if one.ended else UNKNOWN,
-            f"{figures.unit} {one.from_step}",
-            format_seconds(one.predicted_iteration_s),
-            one.why,
-            one.error or "",
+            str(attempt.number),
+            _clock(attempt.began),
+            _clock(attempt.ended) if attempt.ended else UNKNOWN,
+            f"{figures.unit} {attempt.from_step}",
+            format_seconds(attempt.predicted_iteration_s),
+            attempt.why,
+            attempt.error or "",
         )
-        for one in figures.state.attempts
+        for attempt in figures.state.attempts
     ]
 
 

@@ -71,15 +71,15 @@ def measured_step_s(plan: Plan, done: Measurement | None, uneven: StepVariation 
     return measured_steps(plan, done).median if uneven is None else mean_step_s(plan, done)
 
 
-def ratio_errors(one: Measurement, other: Measurement, *, of_means: bool) -> tuple[float, float]:
-    """How far the logarithm of (a step of ``other`` ÷ one of ``one``) may be too high, and too low.
+def ratio_errors(base: Measurement, other: Measurement, *, of_means: bool) -> tuple[float, float]:
+    """How far the logarithm of (a step of ``other`` ÷ one of ``base``) may be too high, and too low.
 
     With the probability of an ``Interval``; errors of the two runs are independent. ``of_means``: steps on
     average are compared, else medians.
     """
     errors = _mean_errors if of_means else median_errors
-    (one_below, one_above), (below, above) = errors(one), errors(other)
-    return math.hypot(below, one_above), math.hypot(above, one_below)
+    (base_below, base_above), (below, above) = errors(base), errors(other)
+    return math.hypot(below, base_above), math.hypot(above, base_below)
 
 
 def _settled(done: Measurement) -> list[float]:
@@ -123,7 +123,7 @@ def describe_steps(plans: Mapping[str, Plan | None], *, measured: bool) -> list[
         plans: by strategy; None: there is none.
         measured: whether any was run, so that there are losses.
     """
-    said = []
+    sentences = []
     counts: dict[str, list[str]] = {}
     for name, plan in plans.items():
         if plan is not None and plan.problem.rhythm.is_rounds:
@@ -136,7 +136,11 @@ def describe_steps(plans: Mapping[str, Plan | None], *, measured: bool) -> list[
         others = any(plan is not None and not plan.problem.rhythm.is_rounds for plan in plans.values())
         alike = "rounds as other runs have steps" if others else "rounds each"
         losses = f"; losses are after as many {alike}" if measured else ""
-        said.append(f"a round counts as {', '.join(each)}: seconds are for the samples of one step{losses}")
+        sentences.append(
+            f"a round counts as {', '.join(each)}: seconds are for the samples of one step{losses}"
+        )
     if uneven_steps(plans.values()) is not None:
-        said.append("seconds are of a step on average, since staleness helps against stalls now and then")
-    return said
+        sentences.append(
+            "seconds are of a step on average, since staleness helps against stalls now and then"
+        )
+    return sentences

@@ -73,13 +73,13 @@ class ComparisonSweep(Record):
 
     def line(self, strategy: str, measured: bool = False) -> list[tuple[int, float]]:
         """(which point, a step's seconds) of a strategy, at the points where it has any."""
-        found = []
+        points = []
         for i, point in enumerate(self.points):
             for cell in point.cells:
                 step_s = cell.measured_s if measured else cell.predicted_s
                 if cell.strategy == strategy and step_s is not None:
-                    found.append((i, step_s))
-        return found
+                    points.append((i, step_s))
+        return points
 
 
 def nodes_sweep(points: Sequence[NodesPoint], chosen: int) -> ComparisonSweep:
@@ -87,17 +87,17 @@ def nodes_sweep(points: Sequence[NodesPoint], chosen: int) -> ComparisonSweep:
 
     ``chosen``: how many nodes the comparison itself has.
     """
-    names = [{one.strategy for one in point.outcomes} for point in points]
+    names = [{outcome.strategy for outcome in point.outcomes} for point in points]
     everywhere = set.intersection(*names) if names else set()
     before: Sequence[StrategyOutcome] = ()
-    made = []
+    swept = []
     for point in points:
-        outcomes = [one for one in point.outcomes if one.strategy in everywhere]
+        outcomes = [outcome for outcome in point.outcomes if outcome.strategy in everywhere]
         added = point.nodes[-1] if len(point.nodes) > 1 else None
-        made.append(sweep_point(len(point.nodes), outcomes, nodes=point.nodes, added=added, before=before))
+        swept.append(sweep_point(len(point.nodes), outcomes, nodes=point.nodes, added=added, before=before))
         before = outcomes
-    known = any(point.value == chosen for point in made)
-    return ComparisonSweep(kind="nodes", points=tuple(made), chosen=chosen if known else None)
+    has_chosen = any(point.value == chosen for point in swept)
+    return ComparisonSweep(kind="nodes", points=tuple(swept), chosen=chosen if has_chosen else None)
 
 
 def sweep_point(

@@ -202,10 +202,10 @@ def sync_choice(plan: Plan) -> SyncChoice | None:
     return _CHOICE_OF.get(name_routes(routes).kind, "trees")
 
 
-def sync_rows(found: dict[SyncChoice, StrategyOutcome], chosen: SyncChoice) -> list[SyncRow]:
+def sync_rows(by_sync: dict[SyncChoice, StrategyOutcome], chosen: SyncChoice) -> list[SyncRow]:
     """A row for each way; ``chosen``: that of the comparison's own plan."""
     rows = []
-    for (sync, outcome), row in zip(found.items(), summarize_outcomes(list(found.values())), strict=True):
+    for (sync, outcome), row in zip(by_sync.items(), summarize_outcomes(list(by_sync.values())), strict=True):
         plan = outcome.plan
         routes = plan.sync.groups[0].routes if plan is not None and plan.sync is not None else ()
         rows.append(
@@ -242,11 +242,11 @@ def sync_table(rows: Sequence[SyncRow]) -> tuple[list[str], list[list[str]]]:
             rate,
         ]
         line += [format_seconds(row.measured_s), format_seconds(row.measured_sync_s)] if measured else []
-        lines.append([*line, _found_words(row)])
+        lines.append([*line, _routes_text(row)])
     return [*heads, "routes"], lines
 
 
-def _found_words(row: SyncRow) -> str:
+def _routes_text(row: SyncRow) -> str:
     """What was found where that way was asked for."""
     if row.error is not None:
         return row.error

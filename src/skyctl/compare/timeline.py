@@ -24,8 +24,8 @@ class RankClock:
 
     def to_first(self, at_s: float) -> float:
         """A moment on this clock as one on the first rank's. Clocks are taken to drift apart steadily."""
-        for known in self.points:
-            at_s += _between(known, at_s)
+        for point in self.points:
+            at_s += _between(point, at_s)
         return at_s
 
 
@@ -40,12 +40,12 @@ def align_clocks(
         references: by rank, the one whose clock it was compared with, all chains ending at the first, which
             has None; left out: the rank before it.
     """
-    known_of = [rank - 1 if rank else None for rank in range(len(readings))]
-    known_of = known_of if references is None else list(references)
+    reference_of = [rank - 1 if rank else None for rank in range(len(readings))]
+    reference_of = reference_of if references is None else list(references)
     clocks: dict[int, RankClock] = {}
 
     def clock(rank: int) -> RankClock:
-        reference = known_of[rank]
+        reference = reference_of[rank]
         if rank not in clocks:
             clocks[rank] = RankClock() if reference is None else _chained(readings[rank], clock(reference))
         return clocks[rank]
@@ -53,10 +53,10 @@ def align_clocks(
     return [clock(rank) for rank in range(len(readings))]
 
 
-def _chained(known: Mapping[str, Mapping[str, Any]], before: RankClock) -> RankClock:
+def _chained(comparisons: Mapping[str, Mapping[str, Any]], before: RankClock) -> RankClock:
     """The clock of a rank that was compared with one whose clock is known."""
-    points = tuple(sorted((float(r["at_s"]), float(r["offset_s"])) for r in known.values()))
-    error_s = max((float(r["error_s"]) for r in known.values()), default=0.0)
+    points = tuple(sorted((float(r["at_s"]), float(r["offset_s"])) for r in comparisons.values()))
+    error_s = max((float(r["error_s"]) for r in comparisons.values()), default=0.0)
     return RankClock((points, *before.points), before.error_s + error_s)
 
 

@@ -29,4 +29,4 @@ def test_ticks_enclose_the_values() -> None:
 
 def test_strategies_without_a_look_of_their_own_share_two() -> None:
     strategies = ["even", "a", "b", "c"]
-    assert [strategy_look(one, strategies) for one in strategies] == ["even", "other0", "other1", "other0"]
+    assert [strategy_look(name, strategies) for name in strategies] == ["even", "other0", "other1", "other0"]

@@ -37,16 +37,16 @@ def mesh(sync: SyncRoutes = "auto", strategy: str = "optimal") -> Plan:
 
 
 def charts(group: ChartGroup) -> list[NetworkChart]:
-    found = [chart for row in group.rows for chart in row]
-    assert all(isinstance(chart, NetworkChart) for chart in found)
-    return [chart for chart in found if isinstance(chart, NetworkChart)]
+    drawn = [chart for row in group.rows for chart in row]
+    assert all(isinstance(chart, NetworkChart) for chart in drawn)
+    return [chart for chart in drawn if isinstance(chart, NetworkChart)]
 
 
 def test_the_links_have_their_rates_and_each_route_its_trees() -> None:
-    made = mesh("trees")
-    assert made.sync is not None
-    routes = sorted(made.sync.groups[0].routes, key=lambda route: -route.share)
-    links, *panels = charts(map_routes(made))
+    mesh_plan = mesh("trees")
+    assert mesh_plan.sync is not None
+    routes = sorted(mesh_plan.sync.groups[0].routes, key=lambda route: -route.share)
+    links, *panels = charts(map_routes(mesh_plan))
     figures = [text.text for text in links.texts if text.muted]
     assert sorted(figures) == ["20", "20", "40", "40", "40", "5"]
     assert {text.text for text in links.texts} >= {"n0", "n1", "n2", "n3"}
@@ -61,10 +61,10 @@ def test_the_links_have_their_rates_and_each_route_its_trees() -> None:
 
 @pytest.mark.parametrize("sync", ["ring", "star"])
 def test_a_ring_and_a_star_are_drawn_likewise(sync: SyncRoutes) -> None:
-    made = mesh(sync)
-    assert made.sync is not None
-    _, *panels = charts(map_routes(made))
-    assert len(panels) == len(made.sync.groups[0].routes)
+    ring_plan = mesh(sync)
+    assert ring_plan.sync is not None
+    _, *panels = charts(map_routes(ring_plan))
+    assert len(panels) == len(ring_plan.sync.groups[0].routes)
 
 
 def test_what_comes_the_other_way_is_beside_it() -> None:
@@ -86,8 +86,8 @@ def test_sites_are_apart_and_have_one_figure_between_them() -> None:
     problem = linked(data_problem(speeds=(1.0,) * 6, gradient=1e6, microbatches=600), rates)
     crossing = [["n0/cpu:0", f"n{i}/cpu:0"] for i in (3, 4, 5)]
     uplink = SharedResource(name="uplink", bandwidth_bytes_per_s=2.5e6, links=crossing)
-    made = plan(problem.model_copy(update={"shared": (uplink,), "sync": "ring"}), "even")
-    group = map_routes(made)
+    planned = plan(problem.model_copy(update={"shared": (uplink,), "sync": "ring"}), "even")
+    group = map_routes(planned)
     links = charts(group)[0]
     assert sorted(text.text for text in links.texts if text.muted) == ["10", "80", "80"]
     places = [(node.x, node.y) for node in links.nodes]

@@ -29,10 +29,10 @@ def _size(path: Path) -> tuple[float, float]:
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert not re.search(r"\bnan\b|\binf\b|https?://(?!www\.w3\.org)|@import|var\(|<script|<img", text)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    for one in root.iter():
+    for element in root.iter():
         for name, most in (("x", width), ("y", height)):
-            at = one.attrib.get(name, "0")
-            assert at.endswith("%") or -20 <= float(at) <= most, (one.tag, one.attrib)
+            at = element.attrib.get(name, "0")
+            assert at.endswith("%") or -20 <= float(at) <= most, (element.tag, element.attrib)
     return width, height
 
 
@@ -46,7 +46,7 @@ def _play(stages: int, microbatches: int, schedule: str = "zero-bubble") -> Simu
 
 def test_every_picture_of_a_report_is_drawn(three, reports: ModuleType, tmp_path: Path) -> None:
     drawn = {}
-    for picture in picture_files(reports.made(three, full=True)):
+    for picture in picture_files(reports.make_report(three, full=True)):
         drawn[picture.name] = path = write_svg(tmp_path / picture.file, *picture.groups)
         assert _size(path)[0] == 1000
         assert re.search(r"<(rect|path|circle) (?!width=\"100%)", path.read_text().partition("</defs>")[2]), (
@@ -59,9 +59,9 @@ def test_every_picture_of_a_report_is_drawn(three, reports: ModuleType, tmp_path
 
 
 def test_marks_are_drawn_as_in_the_report(three, reports: ModuleType, tmp_path: Path) -> None:
-    made = reports.made(three, full=True)
-    page = render_report(made)
-    for picture in picture_files(made):
+    report = reports.make_report(three, full=True)
+    page = render_report(report)
+    for picture in picture_files(report):
         text = write_svg(tmp_path / picture.file, *picture.groups).read_text(encoding="utf-8")
         marks = re.findall(
             r"<(?:rect|circle|path) [^>]*%[^>]*class=[^>]*>", text.partition('class="page"')[2]
@@ -75,8 +75,10 @@ def test_intervals_are_drawn(outcome, reports: ModuleType, tmp_path: Path) -> No
     for name in ("plot", "prediction"):
         drawn = []
         for interval_s in (None, (2.3, 2.45)):
-            made = reports.made([outcome("even", interval_s=interval_s, steps_s=[9.0, 2.4, 2.5, 2.6])])
-            picture = next(one for one in picture_files(made) if one.name == name)
+            report = reports.make_report(
+                [outcome("even", interval_s=interval_s, steps_s=[9.0, 2.4, 2.5, 2.6])]
+            )
+            picture = next(file for file in picture_files(report) if file.name == name)
             drawn.append(write_svg(tmp_path / picture.file, *picture.groups).read_bytes())
         assert drawn[0] != drawn[1]
 
@@ -84,7 +86,7 @@ def test_intervals_are_drawn(outcome, reports: ModuleType, tmp_path: Path) -> No
 def test_sixteen_long_names_with_odd_signs(outcome, reports: ModuleType, tmp_path: Path) -> None:
     devices = [f"Büro-$x_{i}$-工作站-{'long' * 9}/cuda:{i}" for i in range(16)]
     many = outcome(devices=devices, counts=[1] * 16, compute_s=[0.1] * 16, step_s=0.5)
-    for picture in picture_files(reports.made([many])):
+    for picture in picture_files(reports.make_report([many])):
         width, height = _size(write_svg(tmp_path / picture.file, *picture.groups))
         assert width == 1000
         assert height > 500 or picture.name not in ("plot", "steps", "cluster")
@@ -100,22 +102,22 @@ def test_edges(case: str, outcome, reports: ModuleType, tmp_path: Path) -> None:
         "mixed": [none, outcome("optimal", steps_s=[3.0, 2.0])],
         "zeros": [outcome(compute_s=(0.0, 0.0), step_s=0.0)],
     }
-    report = reports.made(cases[case], full=case not in ("nothing", "only infeasible"))
+    report = reports.make_report(cases[case], full=case not in ("nothing", "only infeasible"))
     for picture in picture_files(report):
         _size(write_svg(tmp_path / picture.file, *picture.groups))
 
 
 def test_same_figures_same_bytes(three, reports: ModuleType, tmp_path: Path) -> None:
-    picture = picture_files(reports.made(three))[0]
+    picture = picture_files(reports.make_report(three))[0]
     first, second = (write_svg(tmp_path / name, *picture.groups) for name in ("a.svg", "b.svg"))
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_measured_step_above_the_simulated_one(traces: ModuleType, tmp_path: Path) -> None:
-    one = plot_trace(*traces.two_timelines(), tmp_path / "trace.svg")
+    drawing = plot_trace(*traces.two_timelines(), tmp_path / "trace.svg")
     measured, simulated = traces.two_timelines()
-    assert _size(one)[0] == 1000
-    assert one.read_bytes() == plot_trace(measured, simulated, tmp_path / "again.svg").read_bytes()
+    assert _size(drawing)[0] == 1000
+    assert drawing.read_bytes() == plot_trace(measured, simulated, tmp_path / "again.svg").read_bytes()
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (4, 8), (48, 24)])
@@ -145,8 +147,8 @@ def test_the_colours_are_those_of_the_style_sheet_in_the_light() -> None:
 
 def test_names_are_text_and_never_markup(outcome, reports: ModuleType, tmp_path: Path) -> None:
     devices = ("<script>alert(1)</script>&amp;\"'/cpu:0", "b\x07\u202e-->/cpu:0")
-    made = reports.made([outcome(devices=devices, counts=(6, 6), compute_s=(1.0, 1.0))])
-    for picture in picture_files(made):
+    report = reports.make_report([outcome(devices=devices, counts=(6, 6), compute_s=(1.0, 1.0))])
+    for picture in picture_files(report):
         _size(write_svg(tmp_path / picture.file, *picture.groups))
 
 

@@ -334,5 +334,5 @@ def strategy_look(strategy: str, strategies: Sequence[str]) -> str:
     """The look of a strategy's curve; those without one of their own share two."""
     if strategy in KNOWN_STRATEGIES:
         return strategy
-    others = [one for one in strategies if one not in KNOWN_STRATEGIES]
+    others = [name for name in strategies if name not in KNOWN_STRATEGIES]
     return f"other{others.index(strategy) % 2}"

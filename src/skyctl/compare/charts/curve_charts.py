@@ -43,7 +43,7 @@ def loss_charts(report: ComparisonReport) -> ChartGroup:
 
 def strategy_legend(shown: Sequence[str], strategies: Sequence[str]) -> tuple[LegendEntry, ...]:
     """A line each for the strategies ``shown``, of all ``strategies``."""
-    return tuple(LegendEntry("line", f"s-{strategy_look(one, strategies)}", one) for one in shown)
+    return tuple(LegendEntry("line", f"s-{strategy_look(name, strategies)}", name) for name in shown)
 
 
 def _loss_by_step(
@@ -96,7 +96,7 @@ def sweep_chart(sweep: ComparisonSweep) -> LineChart | None:
     top_s = max(point.y for curve in curves for point in curve.points)
     factor, unit = (1.0, "s") if top_s >= 2 else (1e3, "ms") if top_s >= 2e-3 else (1e6, "µs")
     last = max(1, len(sweep.points) - 1)
-    ticks = tuple((float(i), str(one.value)) for i, one in enumerate(sweep.points))
+    ticks = tuple((float(i), str(point.value)) for i, point in enumerate(sweep.points))
     return LineChart(
         SWEEP_TITLES[sweep.kind],
         curves,

@@ -25,26 +25,26 @@ def picture_files(report: ComparisonReport) -> list[PictureFile]:
     """One a subject, in the report's order; none of what there are no figures for."""
     failures = tuple(f"{row.strategy}: {row.error}" for row in report.rows if row.error)
     steps = replace(step_time_chart(report), notes=failures)
-    found = [PictureFile("plot", "comparison.svg", (_single(steps), share_charts(report)))]
+    files = [PictureFile("plot", "comparison.svg", (_single(steps), share_charts(report)))]
     if report.devices:
-        found.append(PictureFile("cluster", "cluster.svg", (_single(device_speed_chart(report)),)))
+        files.append(PictureFile("cluster", "cluster.svg", (_single(device_speed_chart(report)),)))
     if report.links is not None and len(report.links.names) > 1:
-        found.append(PictureFile("links", "links.svg", (_single(report.links),)))
+        files.append(PictureFile("links", "links.svg", (_single(report.links),)))
     if report.routes is not None:
-        found.append(PictureFile("routes", "routes.svg", (report.routes.charts,)))
-    if any(one.simulated is not None for one in report.steps.values()):
-        found.append(PictureFile("steps", "steps.svg", (timeline_charts(report),)))
+        files.append(PictureFile("routes", "routes.svg", (report.routes.charts,)))
+    if any(step.simulated is not None for step in report.steps.values()):
+        files.append(PictureFile("steps", "steps.svg", (timeline_charts(report),)))
     if bound := bound_chart(report):
-        found.append(PictureFile("bound", "bound.svg", (_single(bound),)))
+        files.append(PictureFile("bound", "bound.svg", (_single(bound),)))
     if report.measured:
-        found.append(PictureFile("prediction", "prediction.svg", (_single(prediction_chart(report)),)))
-        found.append(PictureFile("losses", "losses.svg", (loss_charts(report),)))
+        files.append(PictureFile("prediction", "prediction.svg", (_single(prediction_chart(report)),)))
+        files.append(PictureFile("losses", "losses.svg", (loss_charts(report),)))
     for sweep in report.sweeps:
         legend = strategy_legend(sweep.strategies, sweep.strategies)
         chart = sweep_chart(sweep)
         groups = (_single(chart, legend),) if chart is not None else ()
-        found.append(PictureFile(f"{sweep.kind} sweep", f"sweep-{sweep.kind}.svg", groups))
-    return found
+        files.append(PictureFile(f"{sweep.kind} sweep", f"sweep-{sweep.kind}.svg", groups))
+    return files
 
 
 def _single(chart: Chart, legend: tuple[LegendEntry, ...] = ()) -> ChartGroup:

@@ -96,7 +96,7 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
     chart_map = _place(plan.problem, sites, plan.helpers)
     routes = sorted(plan.sync.groups[0].routes, key=lambda route: -route.share)
     drawn, rest = routes[:MAX_ROUTES], routes[MAX_ROUTES:]
-    charts = [_link_chart(chart_map), *(_route_chart(chart_map, i, one) for i, one in enumerate(drawn))]
+    charts = [_link_chart(chart_map), *(_route_chart(chart_map, i, route) for i, route in enumerate(drawn))]
     rows = tuple(tuple(charts[i : i + ROW_CHARTS]) for i in range(0, len(charts), ROW_CHARTS))
     notes = [_left_out(rest)] if rest else []
     first, *others = plan.sync.groups
@@ -190,12 +190,13 @@ def _link_chart(chart_map: _Map) -> NetworkChart:
             for a, b in combinations(site, 2):
                 both = [_range([rates[way]] if way in rates else []) for way in ((a, b), (b, a))]
                 texts += _rate_texts(chart_map.place[a], chart_map.place[b], both)
-    for one, other in combinations(chart_map.sites, 2):
+    for first, other in combinations(chart_map.sites, 2):
         ways = [
-            [rates[pair] for pair in product(*ends) if pair in rates] for ends in ((one, other), (other, one))
+            [rates[pair] for pair in product(*ends) if pair in rates]
+            for ends in ((first, other), (other, first))
         ]
-        gaps = [0.0 if len(site) == 1 else SITE_REACH + 6 for site in (one, other)]
-        edges = _trimmed(_centre(chart_map, one), _centre(chart_map, other), *gaps)
+        gaps = [0.0 if len(site) == 1 else SITE_REACH + 6 for site in (first, other)]
+        edges = _trimmed(_centre(chart_map, first), _centre(chart_map, other), *gaps)
         lines.append(_link_line(*edges, [rate for way in ways for rate in way], rates))
         texts += _rate_texts(*edges, [_range(way) for way in ways])
     nodes = tuple(_node(chart_map, device) for device in chart_map.place)

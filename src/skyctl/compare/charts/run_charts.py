@@ -70,13 +70,13 @@ def _curve(
 
 def _predicted_levels(figures: RunFigures, last: float) -> list[ChartCurve]:
     """A level line for each attempt whose plan predicts a step, from its first step to the next one's."""
-    attempts = [one for one in figures.state.attempts if one.predicted_iteration_s is not None]
+    attempts = [attempt for attempt in figures.state.attempts if attempt.predicted_iteration_s is not None]
     curves = []
-    for i, one in enumerate(attempts):
-        begin = one.from_step + 1.0
+    for i, attempt in enumerate(attempts):
+        begin = attempt.from_step + 1.0
         end = min(last, attempts[i + 1].from_step + 1.0) if i + 1 < len(attempts) else last
-        step_s = one.predicted_iteration_s or 0.0
-        words = f"predicted for attempt {one.number}: {format_seconds(step_s)}"
+        step_s = attempt.predicted_iteration_s or 0.0
+        words = f"predicted for attempt {attempt.number}: {format_seconds(step_s)}"
         ends = (begin, end) if end > begin else ()
         if step_s < _LARGEST:
             points = tuple(CurvePoint(at, step_s, words) for at in ends)
@@ -115,21 +115,21 @@ def _by_step(
 
 def run_devices_chart(figures: RunFigures) -> LaneChart | None:
     """A lane a device: which part of a step it computes, waits for the network, and for other devices."""
-    known = [device for device in figures.devices if 0 < device.step_s < _LARGEST]
-    if not known:
+    timed = [device for device in figures.devices if 0 < device.step_s < _LARGEST]
+    if not timed:
         return None
-    steps = max(device.steps for device in known)
+    steps = max(device.steps for device in timed)
     legend = [
         LegendEntry("swatch", "measured", "computing"),
         LegendEntry("swatch", "k-transfer", "waiting for the network"),
         LegendEntry("swatch", "hatched", "waiting for other devices"),
     ]
-    if any(device.predicted_share is not None for device in known):
+    if any(device.predicted_share is not None for device in timed):
         legend.append(LegendEntry("upright", "end", "computing, as predicted"))
     return LaneChart(
         "What each device does",
         ValueAxis(100.0, 1.0, "%", f"of a {figures.unit}"),
-        (LanePanel(tuple(_device_lane(device) for device in known)),),
+        (LanePanel(tuple(_device_lane(device) for device in timed)),),
         summary=(TextPart(f"the newest {steps} {figures.unit}s, on average"),) if steps > 1 else (),
         legend=tuple(legend),
         lane_height=28,
@@ -138,16 +138,16 @@ def run_devices_chart(figures: RunFigures) -> LaneChart | None:
 
 def _device_lane(device: DeviceTimes) -> ChartLane:
     marks: list[Mark] = []
-    at, said = 0.0, []
+    at, parts = 0.0, []
     for words, look, seconds in (
         ("computing", "measured", device.compute_s),
         ("waiting for the network", "k-transfer", device.transfer_s),
         ("waiting for other devices", "hatched", device.idle_s),
     ):
         part = 100 * seconds / device.step_s
-        said.append(f"{words} {part:.0f}% ({format_seconds(seconds)})")
+        parts.append(f"{words} {part:.0f}% ({format_seconds(seconds)})")
         if part > 0:
-            marks.append(ChartBar(at, part, 5, 18, look, f"{device.device}: {said[-1]}"))
+            marks.append(ChartBar(at, part, 5, 18, look, f"{device.device}: {parts[-1]}"))
         at += part
     details: tuple[str, ...] = ()
     if device.predicted_share is not None:
@@ -157,7 +157,7 @@ def _device_lane(device: DeviceTimes) -> ChartLane:
     return ChartLane(
         device.device,
         tuple(marks),
-        f"{device.device}: {', '.join(said)}",
+        f"{device.device}: {', '.join(parts)}",
         value=f"{100 * device.compute_s / device.step_s:.0f}%",
         remark=" computing",
         details=details,

@@ -40,8 +40,8 @@ MAX_DRAWN_LAYERS = 160
 def step_time_chart(report: ComparisonReport) -> LaneChart:
     """A lane a strategy: its step as predicted and as measured, and the bound."""
     bounded = any(_bound_s(row) is not None for row in report.planned)
-    known = any(row.predicted_interval for row in report.planned)
-    interval = ", with its 80% interval" if known else ""
+    has_intervals = any(row.predicted_interval for row in report.planned)
+    interval = ", with its 80% interval" if has_intervals else ""
     legend = [LegendEntry("swatch", "predicted", f"predicted{interval}")]
     if report.measured:
         legend.append(LegendEntry("swatch", "measured", "measured: median, with p10 to p90"))
@@ -123,8 +123,10 @@ def _share_chart(
         summary.append(TextPart(f" · {format_ratio(row.shown_speedup)}"))
     caption: list[TextPart] = []
     if row.unused:
-        names = [(TextPart(", " if i else ""), TextPart(one, "name")) for i, one in enumerate(row.unused)]
-        reasons = "; ".join(dict.fromkeys(one.reason for one in plan.unused))
+        names = [
+            (TextPart(", " if i else ""), TextPart(device, "name")) for i, device in enumerate(row.unused)
+        ]
+        reasons = "; ".join(dict.fromkeys(left_out.reason for left_out in plan.unused))
         caption = [TextPart("Unused: "), *(part for pair in names for part in pair), TextPart(f". {reasons}")]
     lanes = tuple(_share_lane(report, row, share, plan) for share in row.shares)
     return LaneChart(name, axis, (LanePanel(lanes),), summary=tuple(summary), caption=tuple(caption))
@@ -192,12 +194,14 @@ def layer_times_s(plan: Plan, device: str, start: int, stop: int) -> list[float]
     """Seconds a step of each of the layers [start, stop) on a device: all microbatches, and the optimizer."""
     problem = plan.problem
     times = problem.times.get(device)
-    share = next(one for one in plan.pipelines if any(stage.device == device for stage in one.stages))
+    share = next(
+        pipeline for pipeline in plan.pipelines if any(stage.device == device for stage in pipeline.stages)
+    )
     steps = (share.local_steps or 1) / plan.steps_per_iteration
     recomputed = any(stage.recompute for stage in plan.placed_stages if stage.device == device)
     count = steps * share.microbatches
     if times is None:
-        rate = next(one.flops_per_s for one in problem.devices if one.id == device)
+        rate = next(candidate.flops_per_s for candidate in problem.devices if candidate.id == device)
         factor = 4 / 3 if recomputed else 1
         return [count * layer.flops / rate * factor for layer in problem.layers[start:stop]]
     parts = zip(times.forward_s, times.backward_s, times.optimizer_s, strict=True)
@@ -209,8 +213,8 @@ def _memory_texts(
     report: ComparisonReport, row: ComparisonRow, share: DeviceShare, plan: Plan
 ) -> tuple[str, ...]:
     """``121 MiB of 5.40 GiB``, and the most that was measured where that is known."""
-    need = next(one.memory_bytes for one in plan.predicted.replicas if one.device == share.device)
-    have = next(one.memory_bytes for one in plan.problem.devices if one.id == share.device)
+    need = next(replica.memory_bytes for replica in plan.predicted.replicas if replica.device == share.device)
+    have = next(device.memory_bytes for device in plan.problem.devices if device.id == share.device)
     planned = f"{format_bytes(need)} of {format_bytes(have) if have is not None else 'unlimited'}"
     done = report.outcome(row.strategy).measurement
     replicas = done.replicas if done is not None else ()
@@ -384,7 +388,7 @@ def utilization(row: ComparisonRow, devices: int) -> tuple[float | None, float |
         predicted = sum(share.predicted_compute_s for share in row.shares) / (devices * row.predicted_s)
     parts_s = [share.measured_compute_s for share in row.shares]
     if row.measured_s and devices and None not in parts_s:
-        measured = sum(one or 0.0 for one in parts_s) / (devices * row.measured_s)
+        measured = sum(part or 0.0 for part in parts_s) / (devices * row.measured_s)
     return (
         None if predicted is None else min(1.0, predicted),
         None if measured is None else min(1.0, measured),

@@ -67,7 +67,7 @@ def style() -> str:
     palette = (TEMPLATES / "palette.css").read_text(encoding="utf-8").partition("}")[0]
     colours = dict(re.findall(r"--([\w-]+):(#\w+)", palette))
     rules = (TEMPLATES / "charts.css").read_text(encoding="utf-8")
-    return re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], rules)
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], rules)
 
 
 class _Page:

@@ -132,7 +132,7 @@ def _panel(
 def _numbered_bars(spans: Sequence[TimelineSpan], axis: ValueAxis) -> list[Mark]:
     """A bar a span, with its microbatch's number where it has room; waits are thin, and under the others."""
     marks: list[Mark] = []
-    for span in sorted(spans, key=lambda one: one.kind not in (IDLE, TRANSFER)):
+    for span in sorted(spans, key=lambda span: span.kind not in (IDLE, TRANSFER)):
         top, height = (7, 8) if span.kind in (IDLE, TRANSFER) else (2, 18)
         number = "" if span.kind in ("O", "C", "R") else f" {span.microbatch}"
         tooltip = f"{KIND_LABELS[span.kind]}{number}: {format_seconds(span.seconds)}"
