@@ -89,7 +89,7 @@ def test_facts(tmp_path: Path) -> None:
 def test_torch_facts() -> None:
     pytest.importorskip("torch")
     answer = check_task.main(write_order(TorchOrder(("cpu", "cuda:77"))), Line(default_cache_root()))
-    assert [one["dtype"] for one in answer["dtypes"]] == ["bfloat16"]
+    assert [trial["dtype"] for trial in answer["dtypes"]] == ["bfloat16"]
     assert answer["missing"] == ["cuda:77"]
     assert answer["faults"] == {}
     assert answer["distributed"] is True

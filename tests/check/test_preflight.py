@@ -37,9 +37,11 @@ def bare_python(tmp_path: Path) -> str:
 
 
 def test_all_well() -> None:
-    said: list[tuple[str, float, float]] = []
+    progress: list[tuple[str, float, float]] = []
     nodes = (local("two words"), local("b"), local("'; echo foo"))
-    report = check_nodes(Cluster(name="c", nodes=nodes), ConnectOptions(), lambda *what: said.append(what))
+    report = check_nodes(
+        Cluster(name="c", nodes=nodes), ConnectOptions(), lambda *what: progress.append(what)
+    )
     assert report.ok, report
     assert (report.problems, report.cluster) == (0, "c")
     assert [n.node for n in report.nodes] == ["two words", "b", "'; echo foo"]
@@ -47,8 +49,8 @@ def test_all_well() -> None:
     names = ["reach", "python", "torch", "devices", "address", "port", "limits", "clock"]
     assert list(dict.fromkeys(t.name for t in report.nodes[0].ticks)) == names
     assert len({(p.source, p.target) for p in report.pairs}) == 6
-    assert [done for _, done, _ in said] == list(range(13))
-    assert {total for _, _, total in said} == {12}
+    assert [done for _, done, _ in progress] == list(range(13))
+    assert {total for _, _, total in progress} == {12}
 
 
 def test_every_fault_is_a_cross_and_hides_no_other(bare_python: str) -> None:

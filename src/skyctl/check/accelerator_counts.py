@@ -27,9 +27,9 @@ def count_accelerators(sessions: Mapping[str, Session]) -> dict[str, int]:
         answers = dict(zip(sessions, pool.map(_count, sessions.values()), strict=True))
     without = {node: source for node, (count, source) in answers.items() if count == 0}
     if without:
-        told = ", ".join(f"{node} ({source} there finds none)" for node, source in without.items())
+        nodes_text = ", ".join(f"{node} ({source} there finds none)" for node, source in without.items())
         raise InputError(
-            f"--per-node gpu: there is no GPU on {told}",
+            f"--per-node gpu: there is no GPU on {nodes_text}",
             hint="leave nodes out with --limit, or give numbers: --per-node NODE=NUMBER,…",
         )
     return {node: count for node, (count, _) in answers.items()}
@@ -37,5 +37,5 @@ def count_accelerators(sessions: Mapping[str, Session]) -> dict[str, int]:
 
 def _count(session: Session) -> tuple[int, str]:
     order = write_order(CountAcceleratorsOrder())
-    found = session.run_task(CHECK_TASK, order, COUNT_TIMEOUT_S, answer=AcceleratorCount)
-    return int(found["count"]), str(found["source"])
+    counted = session.run_task(CHECK_TASK, order, COUNT_TIMEOUT_S, answer=AcceleratorCount)
+    return int(counted["count"]), str(counted["source"])

@@ -115,16 +115,19 @@ def _torch_facts(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:
     from skyctl.device.dtype_support import TRIED_DTYPES, find_dtype_support
 
     there = [
-        {**found, "memory_bytes": _accelerator_bytes(torch, found["id"])} for found in list_accelerators()
+        {**accelerator, "memory_bytes": _accelerator_bytes(torch, accelerator["id"])}
+        for accelerator in list_accelerators()
     ]
     there.append({"id": "cpu:0", "name": "cpu", "memory_bytes": None})
-    known = [str(device["id"]) for device in there]
-    wanted = known if devices is None else list(map(with_index, devices))
+    device_ids = [str(device["id"]) for device in there]
+    wanted = device_ids if devices is None else list(map(with_index, devices))
     faults = {
-        device: fault for device in wanted if device in known and (fault := _device_fault(torch, device))
+        device: fault for device in wanted if device in device_ids and (fault := _device_fault(torch, device))
     }
-    missing = [device for device in wanted if device not in known]
-    computes = wanted if devices is not None else known[:1]  # without a choice, the CPU where nothing else is
+    missing = [device for device in wanted if device not in device_ids]
+    computes = (
+        wanted if devices is not None else device_ids[:1]
+    )  # without a choice, the CPU where nothing else is
     on_cpu = any(device.startswith("cpu") for device in computes)
     tried = [find_dtype_support(dtype, cache) for dtype in TRIED_DTYPES] if on_cpu else []
     return {
@@ -134,7 +137,7 @@ def _torch_facts(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:
         "devices": there,
         "missing": missing,
         "faults": faults,
-        "dtypes": [asdict(one) for one in tried],
+        "dtypes": [asdict(trial) for trial in tried],
     }
 
 
@@ -200,10 +203,10 @@ def _open_files_limit() -> list[int] | None:
 
 def _filesystem_bytes(path: str) -> int | None:
     try:
-        found = os.statvfs(path)
+        filesystem = os.statvfs(path)
     except OSError:
         return None
-    return found.f_frsize * found.f_blocks
+    return filesystem.f_frsize * filesystem.f_blocks
 
 
 class _Listener:

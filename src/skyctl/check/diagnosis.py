@@ -116,14 +116,14 @@ def torch_ticks(node: Node, answer: Mapping[str, Any] | SkyctlError) -> list[Tic
 def dtype_ticks(node: Node, dtypes: Sequence[DtypeReport]) -> list[Tick]:
     """``dtypes``, for each that does not simply work; its own processor is to blame, not torch."""
     ticks = []
-    for one in dtypes:
-        if not one.works:
-            found = f"{one.dtype} can't be computed in: a trial died by {one.died_by}"
+    for report in dtypes:
+        if not report.works:
+            finding = f"{report.dtype} can't be computed in: a trial died by {report.died_by}"
             hint = f"train in float32 (--dtype float32), or leave node {node.name!r} out (--limit)"
-            ticks.append(warning("dtypes", found, hint))
-        elif one.max_cpu_isa is not None:
-            why = f"{one.died_by} without: the processor advertises more than it can do"
-            ticks.append(ok("dtypes", f"{one.dtype} with ONEDNN_MAX_CPU_ISA={one.max_cpu_isa} ({why})"))
+            ticks.append(warning("dtypes", finding, hint))
+        elif report.max_cpu_isa is not None:
+            why = f"{report.died_by} without: the processor advertises more than it can do"
+            ticks.append(ok("dtypes", f"{report.dtype} with ONEDNN_MAX_CPU_ISA={report.max_cpu_isa} ({why})"))
     return ticks
 
 
@@ -135,16 +135,16 @@ def _device_text(device: Mapping[str, Any]) -> str:
 
 def python_tick(facts: Mapping[str, Any]) -> Tick:
     """``python``: a session would not be open were it too old."""
-    made = ", set up by skyctl" if SETUP_FOLDER in facts["executable"] else ""
-    return ok("python", f"{facts['python']} ({facts['executable']}{made})")
+    origin = ", set up by skyctl" if SETUP_FOLDER in facts["executable"] else ""
+    return ok("python", f"{facts['python']} ({facts['executable']}{origin})")
 
 
 def limits_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
     """``limits``: one tick where all is well, else one for each that is short."""
     ticks = [*_disk_ticks(facts), *_file_limit_ticks(facts), *_memory_ticks(node, facts)]
     if node.threads is not None and node.threads > facts["cpus"]:
-        found = f"threads: {node.threads}, but there are {facts['cpus']} processors"
-        ticks.append(warning("limits", found, f"lower `threads` of node {node.name!r} in cluster.yaml"))
+        finding = f"threads: {node.threads}, but there are {facts['cpus']} processors"
+        ticks.append(warning("limits", finding, f"lower `threads` of node {node.name!r} in cluster.yaml"))
     if ticks:
         return ticks
     parts = [f"{facts['cpus']} cpus" + (f" (quota {facts['cpu_quota']:g})" if facts["cpu_quota"] else "")]
@@ -181,15 +181,15 @@ def _disk_ticks(facts: Mapping[str, Any]) -> list[Tick]:
 def _file_limit_ticks(facts: Mapping[str, Any]) -> list[Tick]:
     ticks = []
     if facts["nofile"] is not None and facts["nofile"][1] < LOW_NOFILE:
-        found = f"at most {facts['nofile'][1]} open files"
+        finding = f"at most {facts['nofile'][1]} open files"
         hint = (
             f"raise the hard limit to {LOW_NOFILE} or more (limits.conf, or the container's --ulimit nofile)"
         )
-        ticks.append(warning("limits", found, hint))
+        ticks.append(warning("limits", finding, hint))
     if facts["shm_bytes"] is not None and facts["shm_bytes"] < LOW_SHM_BYTES:
-        found = f"/dev/shm holds {_size_text(facts['shm_bytes'])}"  # noqa: S108
+        finding = f"/dev/shm holds {_size_text(facts['shm_bytes'])}"  # noqa: S108
         hint = "DataLoader workers need more: a container takes --shm-size=1g"
-        ticks.append(warning("limits", found, hint))
+        ticks.append(warning("limits", finding, hint))
     return ticks
 
 
@@ -201,8 +201,8 @@ def _memory_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
         what = "free" if limit is None else "left under its cgroup limit"
         ticks.append(warning("limits", f"{_size_text(free)} memory {what}", "end what else runs there"))
     if node.memory_gib is not None and node.memory_gib * 2**30 > total and not _has_cards(node):
-        found = f"memory_gib: {node.memory_gib:g}, but it has {_size_text(total)}"
-        ticks.append(warning("limits", found, f"lower `memory_gib` of node {node.name!r} in cluster.yaml"))
+        finding = f"memory_gib: {node.memory_gib:g}, but it has {_size_text(total)}"
+        ticks.append(warning("limits", finding, f"lower `memory_gib` of node {node.name!r} in cluster.yaml"))
     return ticks
 
 
@@ -220,8 +220,8 @@ def clock_tick(offset_s: float, round_trip_s: float) -> Tick:
 def torch_version_warnings(versions: Mapping[str, str]) -> dict[str, Tick]:
     """A warning for each node whose torch differs in major or minor number from most nodes'."""
     minor = {node: ".".join(re.findall(r"\d+", version)[:2]) for node, version in versions.items()}
-    found = list(minor.values())
-    most = max(found, key=found.count, default="")
+    minors = list(minor.values())
+    most = max(minors, key=minors.count, default="")
     hint = "different ones may not understand each other; `skyctl setup` brings this machine's"
     return {
         node: warning("torch", f"{versions[node]}, while others have {most}", hint)

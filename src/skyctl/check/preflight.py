@@ -94,21 +94,21 @@ def check_nodes(
     Args:
         on_event: called from this thread and others.
     """
-    said = _ProgressCounter(on_event, len(cluster.nodes))
-    said("connecting")
+    progress = _ProgressCounter(on_event, len(cluster.nodes))
+    progress("connecting")
     with make_connector(cluster.nodes, preloaded=PRELOADED) as connector:
         outcomes = open_sessions(
-            cluster.nodes, options, lambda name, _: said(f"{name} answered"), connector=connector
+            cluster.nodes, options, lambda name, _: progress(f"{name} answered"), connector=connector
         )
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
     subjects = {name: _CheckedNode(session) for name, session in sessions.items()}
     try:
         with ThreadPoolExecutor(_NODES_AT_ONCE, "check") as pool:
-            _on_every_node(pool, subjects, _inspect_node, said)
+            _on_every_node(pool, subjects, _inspect_node, progress)
             _find_addresses(subjects)
-            _on_every_node(pool, subjects, _start_listening, said)
+            _on_every_node(pool, subjects, _start_listening, progress)
             everyone = list(subjects.values())
-            _on_every_node(pool, subjects, lambda subject: _connect_to_peers(subject, everyone), said)
+            _on_every_node(pool, subjects, lambda subject: _connect_to_peers(subject, everyone), progress)
     finally:
         with suppress(SkyctlError, OSError):
             close_sessions(sessions.values())
@@ -151,19 +151,19 @@ def _on_every_node(
     pool: ThreadPoolExecutor,
     subjects: dict[str, _CheckedNode],
     work: Callable[[_CheckedNode], None],
-    said: _ProgressCounter,
+    progress: _ProgressCounter,
 ) -> None:
     """Does one thing on every node at once; a node that fails is marked lost and left out of what follows."""
 
-    def one(subject: _CheckedNode) -> None:
+    def work_on(subject: _CheckedNode) -> None:
         if subject.lost is None:
             try:
                 work(subject)
             except SkyctlError as exc:
                 subject.lost = exc
-        said(f"{subject.name} {'checked' if subject.lost is None else 'failed'}")
+        progress(f"{subject.name} {'checked' if subject.lost is None else 'failed'}")
 
-    for job in [pool.submit(one, subject) for subject in subjects.values()]:
+    for job in [pool.submit(work_on, subject) for subject in subjects.values()]:
         job.result()
 
 
@@ -172,8 +172,8 @@ def _inspect_node(subject: _CheckedNode) -> None:
     node, session = subject.session.node, subject.session
     names = diagnosis.check_names(node)
     facts = subject.questions.ask(FactsRequest, ANSWER_TIMEOUT_S)
-    found = session.host if node.transport == "ssh" else "this machine"
-    subject.ticks = [ok(name, found if name == "reach" else None) for name in names[: names.index("python")]]
+    host = session.host if node.transport == "ssh" else "this machine"
+    subject.ticks = [ok(name, host if name == "reach" else None) for name in names[: names.index("python")]]
     subject.ticks.append(diagnosis.python_tick(facts))
     clock = diagnosis.clock_tick(*_clock_offset(subject))
     answer: dict[str, Any] | SkyctlError
@@ -181,7 +181,7 @@ def _inspect_node(subject: _CheckedNode) -> None:
         order = write_order(TorchOrder(node.devices))
         answer = session.run_task(CHECK_TASK, order, TORCH_TIMEOUT_S, answer=TorchFacts)
         subject.torch = answer["torch"]
-        subject.dtypes = tuple(DtypeReport(**one) for one in answer["dtypes"])
+        subject.dtypes = tuple(DtypeReport(**fields) for fields in answer["dtypes"])
     except SkyctlError as exc:
         if session.lost is not None or isinstance(exc, ProtocolError):
             raise
@@ -212,8 +212,8 @@ def _find_addresses(subjects: dict[str, _CheckedNode]) -> None:
         else:
             subject.address = outcome
             interface = interface_with_address(subject.session, outcome)
-            found = f"{outcome} ({interface})" if interface else outcome
-            subject.ticks.append(ok("address", found))
+            finding = f"{outcome} ({interface})" if interface else outcome
+            subject.ticks.append(ok("address", finding))
 
 
 def _start_listening(subject: _CheckedNode) -> None:
@@ -224,8 +224,8 @@ def _start_listening(subject: _CheckedNode) -> None:
     answer = subject.questions.ask(listen, ANSWER_TIMEOUT_S)
     if "port" not in answer:
         hint = f"name another interface with `interface:` of node {subject.name!r} in cluster.yaml"
-        found = f"no port of {subject.address} can be listened on: {answer.get('error')}"
-        subject.ticks.append(failed("port", found, hint))
+        finding = f"no port of {subject.address} can be listened on: {answer.get('error')}"
+        subject.ticks.append(failed("port", finding, hint))
     else:
         subject.port = answer["port"]
         subject.ticks.append(ok("port"))
