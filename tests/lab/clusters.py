@@ -88,13 +88,13 @@ class Cluster(Skyctl):
 
     def copies(self, run: Run) -> dict[int, dict[int, list[str]]]:
         """Whole files of its checkpoints on all nodes, lost ones too: step → layer → nodes."""
-        found: dict[int, dict[int, list[str]]] = {}
+        copies: dict[int, dict[int, list[str]]] = {}
         for node in self.nodes:
             folder = self.home(node) / ".cache" / "skyctl" / "runs"
             for file in files(folder, f"{run.id}@*/step-*/layer-*.safetensors"):
                 step, layer = (int(name.partition("-")[2]) for name in (file.parent.name, file.stem))
-                found.setdefault(step, {}).setdefault(layer, []).append(node)
-        return found
+                copies.setdefault(step, {}).setdefault(layer, []).append(node)
+        return copies
 
     def whole_without(self, run: Run, node: str) -> list[int]:
         """The steps that the run can go on from should that node be lost now."""
@@ -107,24 +107,24 @@ class Cluster(Skyctl):
 
     def left(self, *nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
         """What is left of runs on those nodes (none: all), now: processes and files (``harm.leavings``)."""
-        found = {}
+        leavings = {}
         for node in nodes or self.nodes:
             there = [f"{pid} {text}" for pid, text in harm.strays(self.lab, node).items()]
             there += harm.leavings(self.lab, node, checkpoints=checkpoints)
             if there:
-                found[node] = there
-        return found
+                leavings[node] = there
+        return leavings
 
     def settled(self, *nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
         """The same and, as ``here``, what is left on this machine, once what is ending has had a moment."""
 
         def left() -> dict[str, list[str]]:
-            found = self.left(*nodes, checkpoints=checkpoints)
+            leavings = self.left(*nodes, checkpoints=checkpoints)
             here = runs.left_behind(self)
-            return found | {"here": here} if here else found
+            return leavings | {"here": here} if here else leavings
 
-        found: dict[str, list[str]] = after_a_moment(left)
-        return found
+        leavings: dict[str, list[str]] = after_a_moment(left)
+        return leavings
 
     def end(self) -> None:
         """For tests that failed half-way: nothing goes on here or there."""

@@ -49,20 +49,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _labs() -> Iterator[Factory]:
-    made: list[str] = []
+    names: list[str] = []
 
     def make(spec: LabSpec | dict, **options: object) -> LabState:
         """``lab({"nodes": [{"name": "n1", "cpus": 0.5}]}, carrier="user")``; options are those of ``up``."""
-        name = str(options.pop("name", f"t{len(made)}"))
-        made.append(name)
+        name = str(options.pop("name", f"t{len(names)}"))
+        names.append(name)
         return up(LabSpec.model_validate(spec) if isinstance(spec, dict) else spec, name=name, **options)
 
     try:
         yield make
     finally:
-        for name in made:
+        for name in names:
             down(name)
-    left = {name: leftovers(name) for name in made if leftovers(name)}
+    left = {name: leftovers(name) for name in names if leftovers(name)}
     assert not left, f"left of the lab: {left}"
 
 
@@ -83,18 +83,18 @@ def planned_cluster(
     shared_lab: Factory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters of labs, with a plan each: ``planned_cluster(SPEC, NAME, **options of Cluster)``."""
-    made: list[Cluster] = []
+    clusters: list[Cluster] = []
 
     def make(spec: dict[str, Any], name: str, **options: Any) -> Cluster:
         cluster = Cluster(shared_lab(spec, name=name), tmp_path_factory.mktemp(name), **options)
-        made.append(cluster)
+        clusters.append(cluster)
         cluster.plan()
         return cluster
 
     try:
         yield make
     finally:
-        for cluster in made:
+        for cluster in clusters:
             cluster.end()
 
 

@@ -46,16 +46,16 @@ def agent(lab: LabState, node: str) -> int:
 
 def connections(lab: LabState, node: str) -> list[int]:
     """The sshd processes that serve a connection, not the one that listens."""
-    found = processes(lab, node)
+    by_pid = processes(lab, node)
     return [
-        pid for pid, c in found.items() if c.startswith(("sshd: ", "sshd-session")) and "listener" not in c
+        pid for pid, c in by_pid.items() if c.startswith(("sshd: ", "sshd-session")) and "listener" not in c
     ]
 
 
 def listeners(lab: LabState, node: str) -> list[int]:
     """The sshd that listens."""
-    found = processes(lab, node)
-    return [pid for pid, c in found.items() if "sshd_config" in c and " -R" not in c]  # -R: a connection's
+    by_pid = processes(lab, node)
+    return [pid for pid, c in by_pid.items() if "sshd_config" in c and " -R" not in c]  # -R: a connection's
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
@@ -111,21 +111,21 @@ def launcher_cut(lab: LabState, node: str) -> Iterator[None]:
 
 def short_of_memory(lab: LabState, node: str) -> int:
     """How many processes the kernel has killed there because the node had no memory left."""
-    found = 0
+    kills = 0
     for folder in map(Path, lab.node(node).cgroups):
         for file in ("memory.events", "memory.oom_control"):
             if (folder / file).exists():
                 fields = dict(line.split() for line in (folder / file).read_text().splitlines())
-                found = max(found, int(fields.get("oom_kill", 0)))
-    return found
+                kills = max(kills, int(fields.get("oom_kill", 0)))
+    return kills
 
 
 def leavings(lab: LabState, node: str, *, checkpoints: bool) -> list[str]:
     """Session folders, unfinished files and (``checkpoints``) runs' checkpoints in its home and its /tmp."""
     folder = lab.node_folder(node)
-    found = leavings_in_cache(folder / "home" / ".cache" / "skyctl", checkpoints=checkpoints)
-    found |= files(folder / "tmp", "skyctl*")
-    return sorted(str(path.relative_to(folder)) for path in found)
+    paths = leavings_in_cache(folder / "home" / ".cache" / "skyctl", checkpoints=checkpoints)
+    paths |= files(folder / "tmp", "skyctl*")
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def leavings_in_cache(cache: Path, *, checkpoints: bool) -> set[Path]:
@@ -134,7 +134,7 @@ def leavings_in_cache(cache: Path, *, checkpoints: bool) -> set[Path]:
     Where more checkpoints may be there, what was cut off among them is the next keeper's (docs/faults.md).
     """
     half = ("**/.new-*", "**/.gone-*", "**/.*.part", "**/*.tmp")
-    found = files(cache, "sessions/s-*", "sessions/s-*/*", *half)
-    found = {path for path in found if cache / "runs" not in path.parents}
+    paths = files(cache, "sessions/s-*", "sessions/s-*/*", *half)
+    paths = {path for path in paths if cache / "runs" not in path.parents}
     more = {run for run in files(cache, "runs/*") if len(files(run, "step-*")) > 1}
-    return found | more if checkpoints else found
+    return paths | more if checkpoints else paths

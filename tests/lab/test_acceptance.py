@@ -26,12 +26,12 @@ def test_one_of_four_is_lost_at_step_60_of_100(lab: Callable[..., LabState], way
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    print(found)
-    assert found["steps"] == 100
-    assert found["loss_differs"] <= 1e-5
-    assert found["attempts"] == 2
-    assert found["why"] == "node n3 was lost"
-    assert "n3/cpu:0" not in found["devices"]
-    assert found["lost_steps"] <= 10
-    assert found["left"] == {}
+    measured = json.loads(done.stdout)
+    print(measured)
+    assert measured["steps"] == 100
+    assert measured["loss_differs"] <= 1e-5
+    assert measured["attempts"] == 2
+    assert measured["why"] == "node n3 was lost"
+    assert "n3/cpu:0" not in measured["devices"]
+    assert measured["lost_steps"] <= 10
+    assert measured["left"] == {}

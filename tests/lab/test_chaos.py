@@ -21,9 +21,9 @@ KEEPER_START_S = 60.0
 
 @pytest.fixture(scope="module")
 def where() -> Iterator[Backend]:
-    with backend("lab") as made:
-        made.losses = made.cluster.losses(STEPS)
-        yield made
+    with backend("lab") as lab_backend:
+        lab_backend.losses = lab_backend.cluster.losses(STEPS)
+        yield lab_backend
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_up_status_down(skyctl, tmp_path):
         assert done.returncode == 0
         assert "n2" in done.stdout
         assert "50 Mbit/s" in done.stdout
-        assert [one["name"] for one in json.loads(skyctl("lab", "status", "--json").stdout)["labs"]] == [
+        assert [state["name"] for state in json.loads(skyctl("lab", "status", "--json").stdout)["labs"]] == [
             "home-lab"
         ]
 
@@ -63,9 +63,9 @@ def test_an_interrupted_up_leaves_nothing(tmp_path, signum, code):
             while not state.exists() and time.monotonic() < deadline:
                 time.sleep(0.005)
             os.kill(child.pid, signum)
-            _, said = child.communicate(timeout=60)
-        assert child.returncode == code, said
-        assert "Traceback" not in said
+            _, output = child.communicate(timeout=60)
+        assert child.returncode == code, output
+        assert "Traceback" not in output
         assert leftovers("cut") == []
     finally:
         down("cut")

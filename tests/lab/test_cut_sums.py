@@ -45,17 +45,17 @@ CUTS, SEED = 10, 23
 def cluster(
     shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    made = Cluster(
+    cluster = Cluster(
         shared_lab(SPEC, name="cuts"), tmp_path_factory.mktemp("cuts"), sleep_s=SLEEP_S, width=WIDTH
     )
     try:
-        made.run("probe", "train.py", *SIZES)
+        cluster.run("probe", "train.py", *SIZES)
         shares = ",".join(f"{name}=1" for name in NODES)
         form = ("--parallel", "data", "--sync", "trees", "--assign", shares)
-        made.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
-        yield made
+        cluster.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
+        yield cluster
     finally:
-        made.end()
+        cluster.end()
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_ten_connections_are_cut_at_random_moments(cluster: Cluster, losses: lis
     for attempt in range(1, CUTS + 1):
         run.more(EVERY + 1)
         time.sleep(draw.uniform(0.0, 0.5))
-        one, other = draw.choice(pairs)
-        assert cut_connections(run.rank(one), run.rank(other)), (one, other)
+        here, other = draw.choice(pairs)
+        assert cut_connections(run.rank(here), run.rank(other)), (here, other)
         run.begins(attempt + 1)
     err = run.end().stderr
     run.is_as(losses, CUTS + 1)
@@ -83,22 +83,22 @@ def test_ten_connections_are_cut_at_random_moments(cluster: Cluster, losses: lis
 @pytest.mark.slow
 def test_a_link_that_stays_dead_is_planned_around(cluster: Cluster, losses: list[float]) -> None:
     """The same plan is tried once more, but two ranks can't connect; then the same nodes sum another way."""
-    one, other = next(pair for pair in joined(cluster.folder / "plan.json") if "a" not in pair)
+    here, other = next(pair for pair in joined(cluster.folder / "plan.json") if "a" not in pair)
     run = cluster.launch("--steps", str(STEPS), "--json", "--checkpoint-every", str(EVERY)).more(EVERY + 1)
-    make_unreachable(cluster, one, other)
-    assert cut_connections(run.rank(one), run.rank(other))
+    make_unreachable(cluster, here, other)
+    assert cut_connections(run.rank(here), run.rank(other))
     run.end()
     run.is_as(losses, 3)
     first, second, third = run.state["attempts"]
     assert first["devices"] == second["devices"]
-    assert (one, other) not in joined(run.folder / "attempts" / "3" / "plan.json")
-    assert {f"{one}/cpu:0", f"{other}/cpu:0"} <= set(third["devices"])
+    assert (here, other) not in joined(run.folder / "attempts" / "3" / "plan.json")
+    assert {f"{here}/cpu:0", f"{other}/cpu:0"} <= set(third["devices"])
     assert cluster.settled() == {}
 
 
-def make_unreachable(cluster: Cluster, one: str, other: str) -> None:
+def make_unreachable(cluster: Cluster, node: str, other: str) -> None:
     """Neither of the two nodes has a way to the other any more."""
-    for here, there in ((one, other), (other, one)):
+    for here, there in ((node, other), (other, node)):
         gone = ["ip", "route", "replace", "unreachable", f"{cluster.lab.node(there).address}/32"]
         done = fault_injection.run_in_node(cluster.lab, here, gone)
         assert done.returncode == 0, done.stderr

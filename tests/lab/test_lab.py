@@ -161,8 +161,8 @@ def test_a_pairs_own_line_carries_what_it_should(lab, traffic, latency_ms):
     if latency_ms:
         assert traffic.round_trip_s(state, "n1", "n2") == pytest.approx(latency_ms / 1000, abs=0.002)
     ways = [*MESH, ("n2", "n1")]
-    found = traffic.bytes_per_s_together(state, ways, seconds=1.5)
-    assert found == pytest.approx([rates[way] * 125_000 for way in ways], rel=0.25)
+    seen = traffic.bytes_per_s_together(state, ways, seconds=1.5)
+    assert seen == pytest.approx([rates[way] * 125_000 for way in ways], rel=0.25)
     assert status(state)["faults"] == []
 
 
@@ -203,17 +203,17 @@ def test_the_launcher_reaches_every_site_without_the_switch(lab):
 
 @pytest.mark.slow
 def test_two_labs_side_by_side(lab, ssh):
-    one, two = lab(TWO, name="one"), lab(TWO, name="two")
-    assert one.subnet != two.subnet
-    for state in (one, two):
+    first, second = lab(TWO, name="one"), lab(TWO, name="two")
+    assert first.subnet != second.subnet
+    for state in (first, second):
         assert ssh(state, "n1", "hostname").stdout == "n1\n"
     reach = "import socket; socket.create_connection(('{}', 22), 2)"
-    program = reach.format(two.node("n1").address)
-    assert fault_injection.run_in_node(one, "n1", [sys.executable, "-c", program]).returncode == 1
+    program = reach.format(second.node("n1").address)
+    assert fault_injection.run_in_node(first, "n1", [sys.executable, "-c", program]).returncode == 1
     down("one")
     assert leftovers("one") == []
-    assert status(two)["faults"] == []
-    assert ssh(two, "n2", "hostname").stdout == "n2\n"
+    assert status(second)["faults"] == []
+    assert ssh(second, "n2", "hostname").stdout == "n2\n"
 
 
 def test_a_dead_sshd_and_a_dead_node_are_seen_and_leave_nothing(lab, ssh):

@@ -32,11 +32,11 @@ def cluster(
 ) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("main-job")
     alone = make_torch_only_venv(folder / "torch-alone")
-    made = Cluster(shared_lab(FOUR_NODES, name="main-job", pythons={"n4": str(alone)}), folder)
+    cluster = Cluster(shared_lab(FOUR_NODES, name="main-job", pythons={"n4": str(alone)}), folder)
     try:
-        yield made
+        yield cluster
     finally:
-        made.end()
+        cluster.end()
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def compared(cluster: Cluster) -> Path:
 
 def backend_of(path: Path) -> str | None:
     """What carried tensors in that measurement; None: its plan does not say."""
-    found: str | None = json.loads(path.read_text()).get("backend")
-    return found
+    backend: str | None = json.loads(path.read_text()).get("backend")
+    return backend
 
 
 def losses(path: Path) -> list[float]:
@@ -80,11 +80,12 @@ def test_even_is_beaten(compared: Path) -> None:
 @pytest.mark.slow
 def test_losses_are_those_of_one_device(compared: Path) -> None:
     assert [
-        one["device"] for one in json.loads((compared / "alone.measurement.json").read_text())["replicas"]
+        replica["device"]
+        for replica in json.loads((compared / "alone.measurement.json").read_text())["replicas"]
     ] == ["n1/cpu:0"]
-    one = losses(compared / "alone.measurement.json")
+    alone_losses = losses(compared / "alone.measurement.json")
     for strategy in ("even", "heuristic", "optimal"):
-        assert losses(compared / f"{strategy}.measurement.json") == pytest.approx(one, rel=1e-5)
+        assert losses(compared / f"{strategy}.measurement.json") == pytest.approx(alone_losses, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -101,9 +102,9 @@ def test_a_worker_killed_on_its_node_is_named(cluster: Cluster, compared: Path) 
     run = runs.launch(cluster, str(compared / "even.plan.json"), *words).wait_for(1)
     for pid in harm.ranks(cluster.lab, "n3"):
         harm.kill(pid)
-    told = run.end(1).stderr
-    assert "on n3/cpu:0" in told
-    assert "SIGKILL" in told
+    printed = run.end(1).stderr
+    assert "on n3/cpu:0" in printed
+    assert "SIGKILL" in printed
     assert cluster.settled(checkpoints=False) == {}
 
 
@@ -121,10 +122,10 @@ def test_a_changed_host_key_is_refused(cluster: Cluster, tmp_path: Path) -> None
 
 def test_a_node_without_torch_is_named_and_hides_no_other(cluster: Cluster) -> None:
     python = next(node.python for node in cluster.lab.nodes if node.name == "n2")
-    made = fault_injection.run_in_node(
+    venv = fault_injection.run_in_node(
         cluster.lab, "n2", [python, "-m", "venv", "--without-pip", "/tmp/no-torch"]
     )
-    assert made.returncode == 0, made.stderr
+    assert venv.returncode == 0, venv.stderr
     other = cluster.changed("no-torch", n2={"python": "/tmp/no-torch/bin/python"})
     done = cluster.run("probe", "--json", "-c", str(other), "--limit", "n1,n2", code=4)
     profile = json.loads(done.stdout)

@@ -34,34 +34,34 @@ QUARTER_S = 900
 
 
 @pytest.fixture(scope="module")
-def made(planned_cluster: Callable[..., Cluster]) -> Cluster:
+def shared_cluster(planned_cluster: Callable[..., Cluster]) -> Cluster:
     return planned_cluster(SPEC, "machines", sleep_s=0.01, layers=6)
 
 
 @pytest.fixture(scope="module")
-def losses(made: Cluster) -> list[float]:
-    return made.losses(STEPS)
+def losses(shared_cluster: Cluster) -> list[float]:
+    return shared_cluster.losses(STEPS)
 
 
 @pytest.fixture
-def lab3(made: Cluster) -> Iterator[Cluster]:
+def lab3(shared_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster. Afterwards nothing is left on any node, not even of what was odd."""
     try:
-        yield made
-        assert made.settled() == {}
+        yield shared_cluster
+        assert shared_cluster.settled() == {}
     finally:
-        made.end()
-        for node in made.nodes:
-            (made.home(node) / ".bashrc").unlink(missing_ok=True)
+        shared_cluster.end()
+        for node in shared_cluster.nodes:
+            (shared_cluster.home(node) / ".bashrc").unlink(missing_ok=True)
 
 
 def checked(cluster: Cluster, file: Path, code: int = 0) -> dict[str, Any]:
     """What ``check`` says: each node's ticks by name, and ``pairs`` that can't talk."""
-    found = json.loads(cluster.run("check", "--json", "-c", str(file), code=code).stdout)
+    document = json.loads(cluster.run("check", "--json", "-c", str(file), code=code).stdout)
     report: dict[str, Any] = {
-        node["node"]: {tick["name"]: tick for tick in node["ticks"]} for node in found["nodes"]
+        node["node"]: {tick["name"]: tick for tick in node["ticks"]} for node in document["nodes"]
     }
-    return report | {"pairs": [pair for pair in found["pairs"] if pair["error"]]}
+    return report | {"pairs": [pair for pair in document["pairs"] if pair["error"]]}
 
 
 def ends_well(cluster: Cluster, file: Path, losses: list[float], *words: str, **env: str) -> Run:
@@ -97,8 +97,8 @@ def two_interfaces(lab3: Cluster) -> Iterator[Cluster]:
 
 
 def with_key(cluster: Cluster, file: Path) -> Path:
-    known = file.with_name("known_hosts")
-    known.write_text(f"{known.read_text()}{ELSEWHERE} {host_key(cluster.lab, 'n2')}\n")
+    known_hosts = file.with_name("known_hosts")
+    known_hosts.write_text(f"{known_hosts.read_text()}{ELSEWHERE} {host_key(cluster.lab, 'n2')}\n")
     return file
 
 
@@ -108,10 +108,10 @@ def test_it_is_dialled_by_an_interface_that_no_peer_reaches(
 ) -> None:
     """``check`` names the pairs; ``interface:`` is what to do."""
     there = with_key(two_interfaces, two_interfaces.changed("far", n2={"host": ELSEWHERE}))
-    found = checked(two_interfaces, there, code=4)
-    assert found["n2"]["address"]["found"] == f"{ELSEWHERE} (far0)"
-    assert {(pair["source"], pair["target"]) for pair in found["pairs"]} == {("n1", "n2"), ("n3", "n2")}
-    assert all("interface" in pair["hint"] for pair in found["pairs"])
+    report = checked(two_interfaces, there, code=4)
+    assert report["n2"]["address"]["found"] == f"{ELSEWHERE} (far0)"
+    assert {(pair["source"], pair["target"]) for pair in report["pairs"]} == {("n1", "n2"), ("n3", "n2")}
+    assert all("interface" in pair["hint"] for pair in report["pairs"])
     chosen = {"host": ELSEWHERE, "interface": "eth0"}
     there = with_key(two_interfaces, two_interfaces.changed("chosen", n2=chosen))
     assert checked(two_interfaces, there)["n2"]["address"]["found"].endswith(" (eth0)")
@@ -149,10 +149,10 @@ def test_its_own_name_is_127_0_1_1_and_its_route_is_taken(
 def test_a_nodes_clock_is_a_quarter_of_an_hour_ahead(lab3: Cluster, losses: list[float]) -> None:
     python = odd_python(lab3, "n2", constant_shift(QUARTER_S))
     there = lab3.changed("ahead", n2={"python": python})
-    found = checked(lab3, there)
-    assert found["n2"]["clock"]["status"] == "warning"
-    assert ahead_s(found["n2"]["clock"]) == pytest.approx(QUARTER_S, abs=5)
-    assert (found["n1"]["clock"]["status"], found["n3"]["clock"]["status"]) == ("ok", "ok")
+    report = checked(lab3, there)
+    assert report["n2"]["clock"]["status"] == "warning"
+    assert ahead_s(report["n2"]["clock"]) == pytest.approx(QUARTER_S, abs=5)
+    assert (report["n1"]["clock"]["status"], report["n3"]["clock"]["status"]) == ("ok", "ok")
     run = ends_well(lab3, there, losses, "--trace", "--encrypt")
     assert clock_error_s(run) < 1.0
 
@@ -164,8 +164,8 @@ def test_the_launchers_clock_is_a_quarter_of_an_hour_behind(lab3: Cluster, losse
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(constant_shift(-QUARTER_S))
     shifted = {"PYTHONPATH": str(folder)}
-    found = json.loads(lab3.run("check", "--json", **shifted).stdout)
-    clocks = [tick for node in found["nodes"] for tick in node["ticks"] if tick["name"] == "clock"]
+    document = json.loads(lab3.run("check", "--json", **shifted).stdout)
+    clocks = [tick for node in document["nodes"] for tick in node["ticks"] if tick["name"] == "clock"]
     assert [tick["status"] for tick in clocks] == ["warning"] * 3
     assert [ahead_s(tick) for tick in clocks] == pytest.approx([QUARTER_S] * 3, abs=5)
     run = ends_well(lab3, lab3.lab.cluster, losses, "--trace", "--encrypt", **shifted)
@@ -180,8 +180,8 @@ def ahead_s(tick: dict[str, Any]) -> float:
 
 def clock_error_s(run: Run) -> float:
     """How far the trace says that its clocks may be off."""
-    found = json.loads((run.folder / "trace.json").read_text())["otherData"]["clock_error_s"]
-    return max(found.values()) if isinstance(found, dict) else float(found)
+    errors_s = json.loads((run.folder / "trace.json").read_text())["otherData"]["clock_error_s"]
+    return max(errors_s.values()) if isinstance(errors_s, dict) else float(errors_s)
 
 
 # versions
@@ -240,12 +240,12 @@ def test_start_up_files_that_print_exit_or_set_the_path(lab3: Cluster, losses: l
     lab3.at_home("n3", ".bashrc", "exit 7\n")
 
     there = lab3.changed("shells", n2={"python": "training-python"})
-    found = checked(lab3, there, code=4)
-    assert found["n1"]["python"]["status"] == "ok"
-    assert "n2 has no training-python" in found["n2"]["python"]["found"]
-    assert "python: /path/to/python3" in found["n2"]["python"]["hint"]
-    assert "ended with status 7" in found["n3"]["python"]["found"]
-    assert ".bashrc" in found["n3"]["python"]["hint"]
+    report = checked(lab3, there, code=4)
+    assert report["n1"]["python"]["status"] == "ok"
+    assert "n2 has no training-python" in report["n2"]["python"]["found"]
+    assert "python: /path/to/python3" in report["n2"]["python"]["hint"]
+    assert "ended with status 7" in report["n3"]["python"]["found"]
+    assert ".bashrc" in report["n3"]["python"]["hint"]
     refused = lab3.run("launch", "plan.json", "-c", str(there), *RUN, code=4).stderr
     assert refused.count("error:") == 1
     assert "has no training-python" in refused
@@ -262,12 +262,12 @@ def test_start_up_files_that_print_exit_or_set_the_path(lab3: Cluster, losses: l
 def test_all_ports_are_taken(lab3: Cluster, losses: list[float]) -> None:
     """Nothing of a run has a port of its own: the system picks one, and may have none."""
     with taken_ports(lab3, "n2"):
-        found = checked(lab3, lab3.lab.cluster, code=4)
-        assert found["n2"]["port"]["status"] == "failed"
-        assert "Address already in use" in found["n2"]["port"]["found"]
-        told = lab3.run("launch", "plan.json", *RUN, "--max-restarts", "0", code=1).stderr
-        assert "rank 1 on n2/cpu:0" in told
-        assert "Address already in use" in told
+        report = checked(lab3, lab3.lab.cluster, code=4)
+        assert report["n2"]["port"]["status"] == "failed"
+        assert "Address already in use" in report["n2"]["port"]["found"]
+        printed = lab3.run("launch", "plan.json", *RUN, "--max-restarts", "0", code=1).stderr
+        assert "rank 1 on n2/cpu:0" in printed
+        assert "Address already in use" in printed
     ends_well(lab3, lab3.lab.cluster, losses)
 
 

@@ -37,20 +37,20 @@ EVERY = (*RUN, "--checkpoint-every", "5")
 
 
 @pytest.fixture(scope="module")
-def made(planned_cluster: Callable[..., Cluster]) -> Cluster:
+def shared_cluster(planned_cluster: Callable[..., Cluster]) -> Cluster:
     return planned_cluster(SPEC, "network", sleep_s=0.02)
 
 
 @pytest.fixture(scope="module")
-def losses(made: Cluster) -> list[float]:
-    return made.losses(STEPS)
+def losses(shared_cluster: Cluster) -> list[float]:
+    return shared_cluster.losses(STEPS)
 
 
 @pytest.fixture
-def cluster(made: Cluster) -> Iterator[Cluster]:
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     """A test that fails half-way leaves no run behind."""
-    yield made
-    made.end()
+    yield shared_cluster
+    shared_cluster.end()
 
 
 # unreachable is not dead
@@ -167,8 +167,8 @@ def test_one_copy_of_a_shard_is_damaged(cluster: Cluster, losses: list[float], h
 def shards(cluster: Cluster, run: Run, step: int) -> list[Path]:
     """All copies of one layer of that step, the node's own first."""
     pattern = f".cache/skyctl/runs/{run.id}@*/step-{step:08d}/layer-00002.safetensors"
-    found = [path for node in cluster.nodes for path in cluster.home(node).glob(pattern)]
-    return sorted(found, key=lambda path: not wrote_layer_2(path.parent))
+    paths = [path for node in cluster.nodes for path in cluster.home(node).glob(pattern)]
+    return sorted(paths, key=lambda path: not wrote_layer_2(path.parent))
 
 
 def wrote_layer_2(folder: Path) -> bool:
@@ -231,12 +231,12 @@ def test_64_nodes_through_one_bastion(cluster: Cluster) -> None:
     text["nodes"] = [{**behind, "name": f"m{i:02d}"} for i in range(64)]
     path.write_text(yaml.safe_dump(text))
     options = ConnectOptions(ssh_config=str(cluster.lab.ssh_config), timeout_s=60)
-    found = open_sessions(read_cluster(path).nodes, options)
+    sessions = open_sessions(read_cluster(path).nodes, options)
     try:
-        assert [repr(one) for one in found.values() if not isinstance(one, Session)] == []
-        assert len({one.id for one in found.values()}) == 64
+        assert [repr(session) for session in sessions.values() if not isinstance(session, Session)] == []
+        assert len({session.id for session in sessions.values()}) == 64
     finally:
-        for one in found.values():
-            if isinstance(one, Session):
-                one.close()
+        for session in sessions.values():
+            if isinstance(session, Session):
+                session.close()
     assert cluster.settled("n2") == {}

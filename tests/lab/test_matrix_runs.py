@@ -30,30 +30,30 @@ LONG = (*EVERY, "100000")
 
 
 @pytest.fixture(scope="module")
-def made(planned_cluster: Callable[..., Cluster]) -> Cluster:
+def shared_cluster(planned_cluster: Callable[..., Cluster]) -> Cluster:
     return planned_cluster(SPEC, "runs", sleep_s=0.004, layers=6)
 
 
 @pytest.fixture(scope="module")
-def losses(made: Cluster) -> list[float]:
-    return made.losses(120, "--ignore-changes")
+def losses(shared_cluster: Cluster) -> list[float]:
+    return shared_cluster.losses(120, "--ignore-changes")
 
 
 @pytest.fixture
-def lab3(made: Cluster) -> Iterator[Cluster]:
+def lab3(shared_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster. Afterwards nothing is left in it but checkpoints of runs that were stopped."""
     try:
-        yield made
-        assert made.settled(checkpoints=False) == {}
+        yield shared_cluster
+        assert shared_cluster.settled(checkpoints=False) == {}
     finally:
-        if made.left(checkpoints=False) or runs.left_behind(made):
-            made.run("stop", "--all", "--now", code=None)
-        made.end()
+        if shared_cluster.left(checkpoints=False) or runs.left_behind(shared_cluster):
+            shared_cluster.run("stop", "--all", "--now", code=None)
+        shared_cluster.end()
 
 
 def ps(cluster: Cluster, *words: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cluster.run("ps", "--json", *words).stdout)["runs"]
-    return found
+    listed: list[dict[str, Any]] = json.loads(cluster.run("ps", "--json", *words).stdout)["runs"]
+    return listed
 
 
 # --- the launcher
@@ -125,7 +125,7 @@ def test_the_background_is_killed_and_ps_and_stop_know(lab3: Cluster) -> None:
     run = lab3.launch(*LONG, "--detach")
     run.end(0)
     os.kill(run.state["supervisor"]["pid"], signal.SIGKILL)
-    (seen,) = [one for one in ps(lab3) if one["run_id"] == run.id]
+    (seen,) = [entry for entry in ps(lab3) if entry["run_id"] == run.id]
     assert (seen["status"], seen["supervised"]) == ("unsupervised", "gone")
     assert seen["detail"] == "ranks on 3 of 3 nodes go on"
     lab3.run("stop", run.id)
@@ -161,9 +161,9 @@ def test_a_rank_ends_or_stops(lab3: Cluster, losses: list[float], fault: str, wo
     kills = harm.short_of_memory(lab3.lab, "n2")
     run = lab3.launch(*SHORT).wait_for(12)
     lab3.at_home("n2", "fault", fault)
-    told = run.end().stderr
-    assert "rank 1 on n2/cpu:0 (node n2" in told
-    assert words in told
+    printed = run.end().stderr
+    assert "rank 1 on n2/cpu:0 (node n2" in printed
+    assert words in printed
     run.is_as(losses, 2)
     assert harm.short_of_memory(lab3.lab, "n2") - kills == (1 if fault == "memory" else 0)
     first, second = run.state["attempts"]

@@ -66,12 +66,12 @@ class OwnersCluster(Cluster):
 def cluster(
     shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OwnersCluster]:
-    made = OwnersCluster(shared_lab(SPEC, name="owners"), tmp_path_factory.mktemp("owners"))
+    cluster = OwnersCluster(shared_lab(SPEC, name="owners"), tmp_path_factory.mktemp("owners"))
     try:
-        made.prepare()
-        yield made
+        cluster.prepare()
+        yield cluster
     finally:
-        made.end()
+        cluster.end()
 
 
 @pytest.mark.slow

@@ -189,7 +189,7 @@ def test_a_pairs_own_line_has_its_ends_in_its_nodes(switch: str):
         "route add 10.7.0.1/32 dev line0b src 10.7.0.3",
     ]
     shaped = [traffic_shaping.node_shaping_commands(spec, n, switch) for n in range(3)]
-    assert [len(one) for one in shaped] == [2, 1, 2]
+    assert [len(commands) for commands in shaped] == [2, 1, 2]
     assert shaped[0][1].startswith(
         "qdisc add dev line0a root " + ("netem delay 2000us rate" if switch == "netem" else "tbf rate 418")
     )

@@ -128,7 +128,7 @@ class Wire:
             size = struct.unpack_from(">I", raw, at)[0]
             self._take(raw[at + 4 : at + 4 + size], pieces)
             at += 4 + size
-        self.streams = {flow: self._joined(found) for flow, found in pieces.items()}
+        self.streams = {flow: self._joined(parts) for flow, parts in pieces.items()}
 
     @staticmethod
     def _take(frame: bytes, pieces: dict[Flow, dict[int, bytes]]) -> None:
@@ -142,16 +142,16 @@ class Wire:
         if body:
             sequence = struct.unpack_from(">I", segment, 4)[0]
             flow = source, ports[0], target, ports[1]
-            found = pieces.setdefault(flow, {})
-            found[sequence] = max(body, found.get(sequence, b""), key=len)
+            flow_parts = pieces.setdefault(flow, {})
+            flow_parts[sequence] = max(body, flow_parts.get(sequence, b""), key=len)
 
     @staticmethod
-    def _joined(found: dict[int, bytes]) -> bytes:
+    def _joined(parts: dict[int, bytes]) -> bytes:
         """In order, sent again or not; a gap would show that not everything was seen."""
-        base = next(iter(found))
+        base = next(iter(parts))
         out = bytearray()
         start: int | None = None
-        for place, body in sorted((((s - base + 2**31) % 2**32) - 2**31, b) for s, b in found.items()):
+        for place, body in sorted((((s - base + 2**31) % 2**32) - 2**31, b) for s, b in parts.items()):
             start = place if start is None else start
             fresh = start + len(out) - place
             assert fresh >= 0, "a part of a stream was not captured"
@@ -219,9 +219,9 @@ class Cluster(clusters.Cluster):
             assert child.stdout.readline() == "ready\n"
             yield
             out, _ = child.communicate(timeout=60)  # closes its stdin, which ends it
-            said = json.loads(out)
-            assert said["whole"]
-            assert said["lost"] == 0
+            answer = json.loads(out)
+            assert answer["whole"]
+            assert answer["lost"] == 0
         finally:
             child.kill()
             child.communicate()
@@ -256,15 +256,15 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
 def cluster(
     shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    made = Cluster(shared_lab(SPEC, name="privacy"), tmp_path_factory.mktemp("privacy"))
+    cluster = Cluster(shared_lab(SPEC, name="privacy"), tmp_path_factory.mktemp("privacy"))
     try:
-        made.prepare()
-        yield made
+        cluster.prepare()
+        yield cluster
     finally:
-        made.end()
+        cluster.end()
 
 
-def known() -> bytes:
+def sample_bytes() -> bytes:
     """One sample of what the second layer gives to the next stage."""
     return as_bytes(torch.arange(WIDTH, dtype=torch.float32) * 0.731 + 0.123)
 
@@ -273,7 +273,7 @@ def known() -> bytes:
 def test_in_the_clear_activations_pass_and_private_data_do_not(cluster: Cluster) -> None:
     wire = cluster.train("clear")
     n1, n2 = (cluster.lab.node(name).address for name in ("n1", "n2"))
-    assert known() in wire.between(n1, n2)
+    assert sample_bytes() in wire.between(n1, n2)
     assert [pattern for pattern in cluster.secrets() if wire.holds(pattern)] == []
 
 
@@ -282,7 +282,7 @@ def test_encrypted_nothing_can_be_read(cluster: Cluster) -> None:
     wire = cluster.train("encrypted", "--encrypt")
     n1, n2 = (cluster.lab.node(name).address for name in ("n1", "n2"))
     assert len(wire.between(n1, n2)) > 3 * BATCH * WIDTH * 4  # three steps' activations, and more
-    assert wire.holds(known()[:16]) == []
+    assert wire.holds(sample_bytes()[:16]) == []
     assert [pattern for pattern in cluster.secrets() if wire.holds(pattern)] == []
     losses = [
         [step["loss"] for step in json.loads((cluster.folder / f"{name}.json").read_text())["steps"]]

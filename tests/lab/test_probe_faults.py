@@ -127,10 +127,10 @@ def nothing_left(state: LabState, names: list[str]) -> None:
     deadline = time.monotonic() + 20
     left = dict.fromkeys(names, "?")
     while left and time.monotonic() < deadline:
-        found = {
+        outputs = {
             name: fault_injection.run_in_node(state, name, ["pgrep", "-fa", "skyctl[.](agent|probe)"]).stdout
             for name in left
         }
-        left = {name: text for name, text in found.items() if text.strip()}
+        left = {name: text for name, text in outputs.items() if text.strip()}
         time.sleep(0.2)
     assert not left

@@ -68,12 +68,12 @@ LOCAL = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
 def cluster(
     shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    made = Cluster(shared_lab(NODES, name="scripts"), tmp_path_factory.mktemp("scripts"))
-    (made.folder / "train.py").write_text(TRAIN)
+    cluster = Cluster(shared_lab(NODES, name="scripts"), tmp_path_factory.mktemp("scripts"))
+    (cluster.folder / "train.py").write_text(TRAIN)
     try:
-        yield made
+        yield cluster
     finally:
-        made.end()
+        cluster.end()
 
 
 def losses(text: str) -> list[float]:
@@ -89,9 +89,9 @@ def test_it_trains_as_with_torchrun(cluster: Cluster) -> None:
     (alone / "train.py").write_text(TRAIN)
     env = {**cluster.env, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, *LOCAL]
-    said = subprocess.run(words, cwd=alone, env=env, capture_output=True, text=True, check=True)
+    done_alone = subprocess.run(words, cwd=alone, env=env, capture_output=True, text=True, check=True)
     assert len(losses(done.stdout)) == 20
-    assert losses(done.stdout) == pytest.approx(losses(said.stdout), rel=1e-5)
+    assert losses(done.stdout) == pytest.approx(losses(done_alone.stdout), rel=1e-5)
     assert cluster.settled() == {}
 
 
@@ -107,7 +107,7 @@ def test_a_node_goes_black_and_the_others_go_on_from_the_output(cluster: Cluster
     assert int(began.split()[1]) >= 8
     assert f"loss 60 {losses(done.stdout)[-1]}" in done.stdout
     runs = json.loads(cluster.run("ps", "--json", "-a").stdout)["runs"]
-    assert [one["why"] for one in runs[0]["attempts"]] == ["launched", "node n3 was lost"]
+    assert [attempt["why"] for attempt in runs[0]["attempts"]] == ["launched", "node n3 was lost"]
     shutil.rmtree(cluster.folder / "kept")
 
 

@@ -30,11 +30,11 @@ EVERY = ("--steps", str(STEPS), "--json", "--checkpoint-every", "5")
 def cluster(
     shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    made = Cluster(shared_lab(FOUR_NODES, name="survival"), tmp_path_factory.mktemp("survival"))
+    cluster = Cluster(shared_lab(FOUR_NODES, name="survival"), tmp_path_factory.mktemp("survival"))
     try:
-        yield made
+        yield cluster
     finally:
-        made.end()
+        cluster.end()
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,9 @@ def losses(cluster: Cluster) -> list[float]:
     cluster.run("probe", WORKLOAD, *SIZES)
     cluster.run("plan", WORKLOAD, *SIZES, "--strategy", "even", "-o", "plan.json")
     run = cluster.launch(*EVERY)
-    found = losses_of(run.end())
-    run.is_as(found, 1)
-    return found
+    losses = losses_of(run.end())
+    run.is_as(losses, 1)
+    return losses
 
 
 def test_a_node_goes_black_and_the_run_ends_as_if_it_had_not(cluster: Cluster, losses: list[float]) -> None:

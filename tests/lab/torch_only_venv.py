@@ -24,16 +24,16 @@ def make_torch_only_venv(path: str | Path) -> Path:
         SkyctlError: the environment in use has no torch, or the folder can't be written.
     """
     root = Path(path)
-    made = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(root)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    if made.returncode:
+    if done.returncode:
         raise SkyctlError(
-            f"can't make a virtual environment in {root}: {(made.stderr or made.stdout).strip()}"
+            f"can't make a virtual environment in {root}: {(done.stderr or done.stdout).strip()}"
         )
     packages = next(root.glob("lib/python3*/site-packages"))
     for package in _with_requirements("torch"):
@@ -45,24 +45,24 @@ def make_torch_only_venv(path: str | Path) -> Path:
 
 
 def _with_requirements(name: str) -> list[Distribution]:
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     wanted = [name]
     while wanted:
         current = wanted.pop()
-        if current in found:
+        if current in distributions:
             continue
         try:
-            found[current] = distribution(current)
+            distributions[current] = distribution(current)
         except PackageNotFoundError as exc:
             if current == name:
                 raise SkyctlError(f"the environment of {sys.executable} has no {name}") from exc
             continue  # required on other systems or Python versions only
-        for requirement in found[current].requires or ():
+        for requirement in distributions[current].requires or ():
             text, _, marker = requirement.partition(";")
             match = re.match(r"[A-Za-z0-9._-]+", text.strip())
             if match and "extra ==" not in marker:
                 wanted.append(re.sub(r"[-_.]+", "-", match[0]).lower())
-    return list(found.values())
+    return list(distributions.values())
 
 
 def _top_level(package: Distribution) -> list[Path]:

@@ -71,13 +71,13 @@ class Mount(NamedTuple):
 
 def list_mounts() -> list[Mount]:
     """All mounts that this process sees."""
-    found = []
+    mounts = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
         point = left.split(" ")[4].replace("\\040", " ")
-        found.append(Mount(Path(point), kind, options.rpartition(" ")[2].split(",")))
-    return found
+        mounts.append(Mount(Path(point), kind, options.rpartition(" ")[2].split(",")))
+    return mounts
 
 
 def _own() -> dict[str, str]:

@@ -56,11 +56,11 @@ def up(
     """
     programs = prerequisites.check_machine()
     state = _plan(spec, folder, lab_state.check_name(name), source, pythons or {})
-    known = lab_state.load_state(name)
-    if known is not None:
-        faults = status(known)["faults"]
-        if _is_same_lab(known, state) and not faults:
-            return known
+    existing = lab_state.load_state(name)
+    if existing is not None:
+        faults = status(existing)["faults"]
+        if _is_same_lab(existing, state) and not faults:
+            return existing
         what = faults[0] if faults else "it was made from something else"
         raise InputError(
             f"there is a lab called {name!r} already: {what}",
@@ -78,17 +78,21 @@ def up(
         raise
 
 
-def _is_same_lab(known: LabState, wanted: LabState) -> bool:
-    pythons = [node.python for node in known.nodes] == [node.python for node in wanted.nodes]
-    return known.stage == "up" and pythons and (known.spec, known.folder) == (wanted.spec, wanted.folder)
+def _is_same_lab(existing: LabState, wanted: LabState) -> bool:
+    pythons = [node.python for node in existing.nodes] == [node.python for node in wanted.nodes]
+    return (
+        existing.stage == "up"
+        and pythons
+        and (existing.spec, existing.folder) == (wanted.spec, wanted.folder)
+    )
 
 
 def _plan(
     spec: LabSpec, folder: str | Path | None, name: str, source: str | Path | None, pythons: Mapping[str, str]
 ) -> LabState:
-    known = {node.name for node in spec.nodes}
+    names = {node.name for node in spec.nodes}
     for given in pythons:
-        if given not in known:
+        if given not in names:
             raise InputError(f"--python names node {given!r}, which the lab has not")
     nodes = []
     for number, node in enumerate(spec.nodes):
@@ -130,11 +134,11 @@ def _make(state: LabState, programs: dict[str, str], carrier: str) -> LabState:
         update={"cgroups": tuple(str(f) for f in cgroup_quotas.lab_cgroups(layout, state.token))}
     )
     lab_state.save_state(state)
-    made = []
+    nodes = []
     for number, wanted in enumerate(state.spec.nodes):
         folders = cgroup_quotas.make_node_cgroups(layout, state.token, number, wanted.memory_gib)
-        made.append(state.nodes[number].model_copy(update={"cgroups": tuple(map(str, folders))}))
-    state = _start_nodes(state.model_copy(update={"nodes": tuple(made)}), subnet, programs["sshd"])
+        nodes.append(state.nodes[number].model_copy(update={"cgroups": tuple(map(str, folders))}))
+    state = _start_nodes(state.model_copy(update={"nodes": tuple(nodes)}), subnet, programs["sshd"])
     _await_sshd(state)
     # The quota comes last: a node of 10% would take long to get up.
     for node, wanted in zip(state.nodes, state.spec.nodes, strict=True):
@@ -338,8 +342,8 @@ def _await_sshd(state: LabState) -> None:
         while not is_listening(node):
             if not lab_state.is_running(node.process) or time.monotonic() > deadline:
                 log = state.node_folder(node.name) / "console.log"
-                said = log.read_text(encoding="utf-8", errors="replace").strip()
-                raise SkyctlError(f"lab: the sshd of {node.name} did not come up: {said[-300:]}")
+                log_text = log.read_text(encoding="utf-8", errors="replace").strip()
+                raise SkyctlError(f"lab: the sshd of {node.name} did not come up: {log_text[-300:]}")
             time.sleep(0.01)
 
 

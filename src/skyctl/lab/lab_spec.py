@@ -117,10 +117,10 @@ class LabSpec(Record):
     def lines(self) -> list[tuple[LabLink, LabLink]]:
         """Every line of a pair's own: its direction that was named first, and the one back."""
         links = {(link.source, link.target): link for link in self.links}
-        found: dict[frozenset[str], tuple[LabLink, LabLink]] = {}
+        lines: dict[frozenset[str], tuple[LabLink, LabLink]] = {}
         for link in self.links:
-            found.setdefault(frozenset((link.source, link.target)), (link, links[link.target, link.source]))
-        return list(found.values())
+            lines.setdefault(frozenset((link.source, link.target)), (link, links[link.target, link.source]))
+        return list(lines.values())
 
 
 def _find_fault(
@@ -215,7 +215,7 @@ _LINK_KEYS = ("between", "from", "to", "rate_mbit", "latency_ms")
 
 def _links(document: YamlDocument) -> list[tuple[int, LabLink]]:
     """The links of the file, one for each direction of each pair, each with its number in the file."""
-    found: list[tuple[int, LabLink]] = []
+    links: list[tuple[int, LabLink]] = []
     for index, item in enumerate(document.sequence(("links",), "links")):
         loc = ("links", index)
         where = f"link {index + 1}"
@@ -229,10 +229,10 @@ def _links(document: YamlDocument) -> list[tuple[int, LabLink]]:
             raise document.error(loc, f"{where} has neither rate_mbit nor latency_ms", hint=_HINT)
         for source, target in (ends, ends[::-1]) if fields.get("between") else (ends,):
             try:
-                found.append((index, LabLink(source=source, target=target, **limits)))
+                links.append((index, LabLink(source=source, target=target, **limits)))
             except InvalidRecordError as exc:
                 raise document.validation(exc, loc, where) from exc
-    return found
+    return links
 
 
 def _link_ends(document: YamlDocument, loc: tuple[str, int], fields: dict[str, Any]) -> tuple[str, str]:

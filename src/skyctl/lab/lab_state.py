@@ -148,21 +148,21 @@ def load_state(name: str) -> LabState | None:
 def list_labs() -> list[LabState]:
     """Every lab in the state folder, sorted by name; files that can't be read are skipped."""
     folder = home() / "labs"
-    found = []
+    states = []
     for path in sorted(folder.glob("*/lab.json")) if folder.is_dir() else []:
         with contextlib.suppress(InputError):
-            found.append(parse(LabState, read_text(path), str(path)))
-    return found
+            states.append(parse(LabState, read_text(path), str(path)))
+    return states
 
 
 def find_lab(what: str | Path) -> LabState | None:
     """The lab that was made from that lab.yaml, or has that name; None where there is none."""
     source = os.path.realpath(what)
-    known = list_labs()
-    for state in known:
+    labs = list_labs()
+    for state in labs:
         if state.source == source:
             return state
-    by_name = {state.name: state for state in known}
+    by_name = {state.name: state for state in labs}
     return by_name.get(str(what))
 
 

@@ -47,17 +47,17 @@ def _switch_ports(config: dict[str, Any], subnet: int) -> list[delay_switch.Swit
 
     Their TAPs are opened: ``tapK`` a site, and those that ``lines`` names.
     """
-    found = []
+    ports = []
     if rates := config["rates"]:
         sites = {_mac(subnet, site, number): site for site, number in config["nodes"]}
         taps = [delay_switch.open_tap(f"tap{k}") for k in range(len(rates))]
-        found.append(delay_switch.SwitchPorts(taps, sites, rates, [config["latency_s"]] * len(rates)))
+        ports.append(delay_switch.SwitchPorts(taps, sites, rates, [config["latency_s"]] * len(rates)))
     for ends in config["lines"]:
         macs = {bytes.fromhex(end["mac"].replace(":", "")): number for number, end in enumerate(ends)}
         taps = [delay_switch.open_tap(end["interface"]) for end in ends]
         latency_s = [end["latency_s"] for end in ends]
-        found.append(delay_switch.SwitchPorts(taps, macs, [None, None], latency_s))
-    return found
+        ports.append(delay_switch.SwitchPorts(taps, macs, [None, None], latency_s))
+    return ports
 
 
 def _mac(subnet: int, site: int, number: int) -> bytes:

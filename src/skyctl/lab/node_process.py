@@ -53,14 +53,14 @@ def main() -> None:
     except OSError as exc:
         system_calls.say({"error": str(exc)})
         return
-    said, saying = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid:
         system_calls.say({"pid": pid})
         return  # and so closes the pipe: the child speaks second, however quick it is
-    os.close(saying)
-    os.read(said, 1)
-    os.close(said)
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
     try:
         _become(config)
         sshd = _start_sshd(config)

@@ -39,8 +39,8 @@ def check_machine() -> dict[str, str]:
         raise InputError(
             "a lab needs root (namespaces, cgroups)", hint="run it with sudo, or in a VM as root"
         )
-    found = {name: find_program(name) for name in _PACKAGES}
-    missing = [name for name, path in found.items() if path is None]
+    programs = {name: find_program(name) for name in _PACKAGES}
+    missing = [name for name, path in programs.items() if path is None]
     if missing:
         packages = " ".join(sorted({_PACKAGES[name] for name in missing}))
         raise UnfitError(
@@ -48,7 +48,7 @@ def check_machine() -> dict[str, str]:
             node=os.uname().nodename,
             hint=f"apt-get install {packages} (or your system's packages of those names)",
         )
-    return {name: path for name, path in found.items() if path is not None}
+    return {name: path for name, path in programs.items() if path is not None}
 
 
 def root_home() -> str:
@@ -111,8 +111,8 @@ def visible_paths(python: str) -> list[str]:
 
 def check_python(node: str, python: str) -> str:
     """The interpreter's absolute path (links kept). Raises InputError where it can't be run."""
-    found = python if os.sep in python else shutil.which(python)
-    path = os.path.abspath(Path(found).expanduser()) if found else python  # noqa: PTH100  (links are kept)
+    program = python if os.sep in python else shutil.which(python)
+    path = os.path.abspath(Path(program).expanduser()) if program else python  # noqa: PTH100  (links are kept)
     if not (Path(path).is_file() and os.access(path, os.X_OK)):
         raise InputError(f"lab node {node!r}: python is {python!r}, which is no program here")
     return path

@@ -62,22 +62,22 @@ def _stop(name: str, state: LabState | None) -> None:
 
 def _processes(token: str) -> set[int]:
     """Those that carry the token in the environment they were started with, or are in the lab's cgroups."""
-    found = process_tree.find_tagged(process_tree.process_table(), lab_state.TAG, token)
+    pids = process_tree.find_tagged(process_tree.process_table(), lab_state.TAG, token)
     for folder in _cgroups(token):
-        found |= cgroup_quotas.list_processes(folder)
-    return {pid for pid in found if process_tree.process_start_ticks(pid) is not None}
+        pids |= cgroup_quotas.list_processes(folder)
+    return {pid for pid in pids if process_tree.process_start_ticks(pid) is not None}
 
 
 def _cgroups(token: str) -> list[Path]:
     """The lab's cgroups, wherever the process was that made them."""
     points = [mount.point for mount in cgroup_quotas.list_mounts() if mount.kind in ("cgroup", "cgroup2")]
-    found: list[Path] = []
+    folders: list[Path] = []
     for point in points:
         for root, names, _ in os.walk(point):
             if f"skyctl-lab-{token}" in names:
-                found.append(Path(root) / f"skyctl-lab-{token}")
+                folders.append(Path(root) / f"skyctl-lab-{token}")
             names[:] = [name for name in names if not name.startswith("skyctl-lab-")]
-    return sorted(set(found))
+    return sorted(set(folders))
 
 
 def _interfaces(token: str) -> list[str]:

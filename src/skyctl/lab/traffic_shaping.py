@@ -140,12 +140,12 @@ class LineEnd:
 def line_ends(spec: LabSpec) -> list[tuple[LineEnd, LineEnd]]:
     """The two ends of every pair's own line."""
     numbers = {node.name: number for number, node in enumerate(spec.nodes)}
-    found = []
+    ends = []
     for number, (there, back) in enumerate(spec.lines()):
         a, b = numbers[there.source], numbers[there.target]
         names = f"line{number}a", f"line{number}b"
-        found.append((LineEnd(a, b, *names, there), LineEnd(b, a, *names[::-1], back)))
-    return found
+        ends.append((LineEnd(a, b, *names, there), LineEnd(b, a, *names[::-1], back)))
+    return ends
 
 
 def delayed_lines(spec: LabSpec) -> list[tuple[LineEnd, LineEnd]]:
@@ -309,6 +309,6 @@ def run_tool(argv: Sequence[str], text: str = "") -> str:
     """Runs a program to its end and gives its output. Raises SkyctlError with its last words."""
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise SkyctlError(f"`{' '.join(argv)}` failed ({done.returncode}): {said[-500:]}")
+        message = (done.stderr or done.stdout).strip()
+        raise SkyctlError(f"`{' '.join(argv)}` failed ({done.returncode}): {message[-500:]}")
     return done.stdout
