@@ -88,9 +88,9 @@ def test_newest_profile_that_fits_and_can_be_read() -> None:
 def test_profiles_saved_within_a_second_keep_their_order_and_a_bound() -> None:
     for number in range(files.PROFILES_KEPT + 3):
         files.save_profile(profile(created=str(number)))
-        found = files.newest_profile("home")
-        assert found is not None
-        assert found[1].created == str(number)
+        newest = files.newest_profile("home")
+        assert newest is not None
+        assert newest[1].created == str(number)
     assert len(list(files.profile_folder("home").iterdir())) == files.PROFILES_KEPT
 
 
@@ -206,12 +206,12 @@ def test_run_ids_sort_by_time_and_hostile_ones_stay_inside() -> None:
 def test_runs_dated_ahead_of_the_clock_are_not_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher's clock was ten years ahead, and was set back."""
     now = time.time()
-    made = []
+    run_ids = []
     for moment in (now + 10 * YEAR_S, now - 3600, now):
         monkeypatch.setattr(files.time, "time", lambda moment=moment: moment)
-        made.append(files.RunPaths.new().run_id)
-        assert files.run_folder().name == made[-1]
-    assert files.run_ids() == made
+        run_ids.append(files.RunPaths.new().run_id)
+        assert files.run_folder().name == run_ids[-1]
+    assert files.run_ids() == run_ids
 
 
 def test_home_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -103,27 +103,31 @@ def here(tmp_path: Path) -> Iterator[Skyctl]:
     (folder / "cluster.yaml").write_text(f"name: two\nnodes:\n{nodes}")
     (folder / "train.py").write_text(TRAIN)
     (folder / "notebook.py").write_text(SCRIPT)
-    made = Skyctl(folder, tmp_path / "state")
-    yield made
-    made.end()
-    assert left_of_state(made.state) == []
+    launcher = Skyctl(folder, tmp_path / "state")
+    yield launcher
+    launcher.end()
+    assert left_of_state(launcher.state) == []
 
 
 @pytest.mark.slow
 def test_a_script_launches_watches_leaves_stops_and_resumes(here: Skyctl) -> None:
     done = here.start(program=("notebook.py",)).end()
     assert done.stdout == ""
-    told = json.loads(done.stderr.splitlines()[-1])
-    assert [told[one] for one in ("launched", "interrupted", "stopped")] == ["running", "running", "stopped"]
-    assert "was stopped after" in told["error"]
-    assert any(line.startswith("launch: ") for line in told["lines"])
-    assert told["steps"][:3] == [0, 1, 2]
-    count = told["done_before"] + 5
-    assert told["steps"][3:] == list(range(count))
-    assert len(told["losses"]) == len(told["measured"]) == count
-    assert told["losses"] == told["measured"]
-    assert (told["same"], told["weights"]) == (True, True)
-    assert f"done, {count} of {count}" in told["handle"]
+    answers = json.loads(done.stderr.splitlines()[-1])
+    assert [answers[phase] for phase in ("launched", "interrupted", "stopped")] == [
+        "running",
+        "running",
+        "stopped",
+    ]
+    assert "was stopped after" in answers["error"]
+    assert any(line.startswith("launch: ") for line in answers["lines"])
+    assert answers["steps"][:3] == [0, 1, 2]
+    count = answers["done_before"] + 5
+    assert answers["steps"][3:] == list(range(count))
+    assert len(answers["losses"]) == len(answers["measured"]) == count
+    assert answers["losses"] == answers["measured"]
+    assert (answers["same"], answers["weights"]) == (True, True)
+    assert f"done, {count} of {count}" in answers["handle"]
 
 
 def test_the_package_offers_both_and_imports_neither_torch_nor_typer() -> None:
@@ -140,7 +144,7 @@ def test_options_are_those_of_the_command_and_are_checked_like_there() -> None:
     given = _launch_options({"staleness": 2, "cluster": "c.yaml", "ship": ("a",), "validate_every": None})
     assert (given.staleness, given.cluster, given.ship) == ("2", Path("c.yaml"), ["a"])
     assert (given.detach, given.yes, given.dry_run) == (True, True, False)
-    for bad, said in (
+    for bad, message in (
         ({"stepz": 3}, "did you mean 'steps'"),
         ({"steps": 0}, "1 at least"),
         ({"steps": "many"}, "steps='many'"),
@@ -148,7 +152,7 @@ def test_options_are_those_of_the_command_and_are_checked_like_there() -> None:
         ({"sync_delay": 2}, "1 at most"),
         ({"detach": False}, "no option 'detach'"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             _launch_options(bad)
 
 
@@ -168,18 +172,18 @@ def test_launch_raises_skyctls_own_errors_and_prints_nothing(
 
 
 def test_launch_is_for_the_main_thread() -> None:
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def elsewhere() -> None:
         try:
             skyctl.launch("train.py")
         except InputError as exc:
-            found.append(exc)
+            errors.append(exc)
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert "main thread" in str(found[0])
+    assert "main thread" in str(errors[0])
 
 
 def test_a_handle_tells_what_the_folder_has(capfd: pytest.CaptureFixture[str]) -> None:

@@ -336,23 +336,24 @@ def run_folder(run: str | None = None) -> Path:
         InputError: there is none, or several are meant.
     """
     hint = f"runs are kept in {runs_folder()}: skyctl ps -a"
-    known = run_ids()
+    ids = run_ids()
     start = "start one: skyctl launch PLAN"
     if run is None:
-        if not known:
+        if not ids:
             raise InputError("there is no run yet", hint=start)
-        return runs_folder() / known[-1]
+        return runs_folder() / ids[-1]
     for folder in (runs_folder() / safe_name(run), Path(run)):
         if run and folder.is_dir():
             return folder
-    found = [one for one in known if run and (one.startswith(run) or one.endswith(run))]
-    if len(found) > 1:
+    matches = [run_id for run_id in ids if run and (run_id.startswith(run) or run_id.endswith(run))]
+    if len(matches) > 1:
         raise InputError(
-            f"{run!r} may be any of {len(found)} runs: {', '.join(found[-8:])}", hint="give more of its id"
+            f"{run!r} may be any of {len(matches)} runs: {', '.join(matches[-8:])}",
+            hint="give more of its id",
         )
-    if not found:
-        raise InputError(f"there is no run {run!r}", hint=hint if known else start)
-    return runs_folder() / found[0]
+    if not matches:
+        raise InputError(f"there is no run {run!r}", hint=hint if ids else start)
+    return runs_folder() / matches[0]
 
 
 def comparison_folder() -> Path:
@@ -394,8 +395,8 @@ def newest_profile(
     cluster_name: str, fits: Callable[[Profile], bool] | None = None
 ) -> tuple[Path, Profile] | None:
     """The newest profile of that cluster that can be read and ``fits``, and where it lies; or None."""
-    found = (one for one in _profiles(cluster_name) if fits is None or fits(one[1]))
-    return next(found, None)
+    profiles = (entry for entry in _profiles(cluster_name) if fits is None or fits(entry[1]))
+    return next(profiles, None)
 
 
 def recent_profiles(cluster_name: str, *, interrupted: bool = False) -> list[Profile]:
@@ -404,8 +405,8 @@ def recent_profiles(cluster_name: str, *, interrupted: bool = False) -> list[Pro
     Args:
         interrupted: those of interrupted probes, too.
     """
-    found = [profile for _, profile in _profiles(cluster_name, interrupted=interrupted)]
-    return sorted(found, key=lambda profile: profile.created, reverse=True)
+    profiles = [profile for _, profile in _profiles(cluster_name, interrupted=interrupted)]
+    return sorted(profiles, key=lambda profile: profile.created, reverse=True)
 
 
 def _profiles(cluster_name: str, *, interrupted: bool = False) -> Iterator[tuple[Path, Profile]]:

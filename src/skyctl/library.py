@@ -219,7 +219,7 @@ def launch(
         "seed": seed,
         "resume": resume,
     }
-    given = _launch_options({**{key: one for key, one in named.items() if one is not None}, **options})
+    given = _launch_options({**{key: value for key, value in named.items() if value is not None}, **options})
     with ExitStack() as stack:
         source: str | None = None
         if isinstance(plan_or_workload, Plan):
@@ -248,15 +248,15 @@ def attach(run: str | os.PathLike[str] | None = None) -> Run:
     """
     from skyctl.supervision.run_status import refuse_other_machine, resolve_run
 
-    found = resolve_run(None if run is None else os.fspath(run))
-    if found.state.is_script:
+    inspected = resolve_run(None if run is None else os.fspath(run))
+    if inspected.state.is_script:
         raise InputError(
-            f"run {found.paths.run_id} is a script's, which has no plan, steps or measurement",
-            hint=f"see it: skyctl attach {found.paths.run_id}",
+            f"run {inspected.paths.run_id} is a script's, which has no plan, steps or measurement",
+            hint=f"see it: skyctl attach {inspected.paths.run_id}",
         )
-    refuse_other_machine(found)
-    _supervise(found)
-    return Run(found.paths.run_id)
+    refuse_other_machine(inspected)
+    _supervise(inspected)
+    return Run(inspected.paths.run_id)
 
 
 def _supervise(run: InspectedRun) -> None:
@@ -279,9 +279,9 @@ def _result(run: InspectedRun) -> Measurement:
     from skyctl.supervision.run_status import counted_unit, refuse_failed
 
     refuse_failed(run)
-    found = _measurement(run)
-    if run.state.status == "done" and found is not None:
-        return found
+    measurement = _measurement(run)
+    if run.state.status == "done" and measurement is not None:
+        return measurement
     name, state = run.paths.run_id, run.state
     raise RunError(
         f"run {name} was {state.status} after {state.step} of {state.steps} {counted_unit(run.paths)}s",
@@ -318,12 +318,12 @@ def _launch_options(given: Mapping[str, Any]) -> LaunchOptions:
 
     from skyctl.cli.run_options import LaunchOptions
 
-    known = {one.name for one in fields(LaunchOptions)} - set(OF_A_TERMINAL)
+    names = {field.name for field in fields(LaunchOptions)} - set(OF_A_TERMINAL)
     hints = get_type_hints(LaunchOptions, include_extras=True)
     values = {}
     for name, value in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
             raise InputError(
                 f"launch has no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
                 hint="skyctl launch --help lists them; here they have underscores",

@@ -80,12 +80,12 @@ def _walk(path: Path, *, make: bool, close: bool) -> None:
             name = todo.popleft()
             there = os.path.normpath(Path(here, name))
             try:
-                found = _look_up(name, at, make=make)
-                if stat.S_ISLNK(found.st_mode):
+                status = _look_up(name, at, make=make)
+                if stat.S_ISLNK(status.st_mode):
                     links += 1
                     if links > MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), there)
-                    _judge_owner(found.st_uid, there, may_be_root=True)
+                    _judge_owner(status.st_uid, there, may_be_root=True)
                     target = os.readlink(name, dir_fd=at)
                     todo.extendleft(reversed(_parts(target)))
                     if target.startswith("/"):
@@ -125,12 +125,12 @@ def _look_up(name: str, parent: int, *, make: bool) -> os.stat_result:
 
 def _judge_folder(fd: int, path: str, *, is_last: bool) -> int:
     """The folder's permissions; UnsafeFolderError where somebody else may change what is in it."""
-    found = os.fstat(fd)
-    mode = stat.S_IMODE(found.st_mode)
-    _judge_owner(found.st_uid, path, may_be_root=not is_last)
+    status = os.fstat(fd)
+    mode = stat.S_IMODE(status.st_mode)
+    _judge_owner(status.st_uid, path, may_be_root=not is_last)
     if mode & stat.S_ISVTX and not is_last:
         return mode  # what lies in it can be replaced by its owner only, who is judged next
-    who = _find_other_writers(fd, found)
+    who = _find_other_writers(fd, status)
     if who is not None:
         quoted = shlex.quote(path)
         hint = f"`chmod go-w {quoted}` there"
@@ -163,16 +163,16 @@ def _unmapped_id() -> int | None:
         return None
 
 
-def _find_other_writers(fd: int, found: os.stat_result) -> str | None:
+def _find_other_writers(fd: int, status: os.stat_result) -> str | None:
     """Who beside this user and root may write to a folder, as a clause; None: nobody."""
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "anybody may write to it"
-    if not found.st_mode & stat.S_IWGRP:
+    if not status.st_mode & stat.S_IWGRP:
         return None
     with contextlib.suppress(OSError, AttributeError):  # no ACL, or a system without them
         os.getxattr(f"/proc/self/fd/{fd}", ACL_ATTRIBUTE)  # its mask is what the group's permission shows
         return "its access control list may let others write to it"
-    return _find_other_members(found.st_gid)
+    return _find_other_members(status.st_gid)
 
 
 def _find_other_members(gid: int) -> str | None:
