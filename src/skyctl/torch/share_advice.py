@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from skyctl.errors import InputError
 from skyctl.schedule.batch_shares import best_shares
-from skyctl.torch.rank_shares import rank_and_world_size, environment_shares
+from skyctl.torch.rank_shares import environment_shares, rank_and_world_size
 from skyctl.torch.step_clock import StepTime, running_clock
 
 STEPS_BETWEEN = 50
