@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.device.node_facts import CONTEXT_BYTES
+from skyctl.device.node_environment import CONTEXT_BYTES
 
 NODES = (
     "name: two\nnodes:\n"

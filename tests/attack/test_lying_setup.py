@@ -8,7 +8,7 @@ import pytest
 
 from skyctl.agent.task_events import read_as_json
 from skyctl.check import diagnosis
-from skyctl.check.check_answers import ANSWERS, TorchFacts
+from skyctl.check.check_answers import ANSWERS, TorchEnvironment
 from skyctl.check.check_report import DtypeReport
 from skyctl.errors import NodeError
 from skyctl.records.cluster import PreparedEnvironment
@@ -46,7 +46,7 @@ def test_what_check_is_told_of_torch() -> None:
     rng, unnamed = random.Random(SEED), 0
     for lie in lies.lies(rng, [lies.TORCH], 40):
         try:
-            answer = read_as_json(TorchFacts, lie, lies.LIAR)
+            answer = read_as_json(TorchEnvironment, lie, lies.LIAR)
         except NodeError as exc:
             unnamed += not names_the_liar(exc)
             continue

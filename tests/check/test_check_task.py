@@ -76,17 +76,17 @@ def test_an_address_that_is_not_ours_is_an_answer_not_a_crash(tmp_path: Path) ->
         assert line.ask("clock")["time_s"] > 0
 
 
-def test_facts(tmp_path: Path) -> None:
+def test_the_hosts_environment(tmp_path: Path) -> None:
     with serving(tmp_path / "not" / "made") as line:
-        facts = line.ask("facts")
-    assert facts["executable"] == sys.executable
-    assert facts["cpus"] >= 1
-    assert facts["cache"]["free_bytes"] > 0
+        environment = line.ask("facts")
+    assert environment["executable"] == sys.executable
+    assert environment["cpus"] >= 1
+    assert environment["cache"]["free_bytes"] > 0
     if sys.platform == "linux":
-        assert 0 < facts["memory_available_bytes"] <= facts["memory_total_bytes"]
+        assert 0 < environment["memory_available_bytes"] <= environment["memory_total_bytes"]
 
 
-def test_torch_facts() -> None:
+def test_torchs_environment() -> None:
     pytest.importorskip("torch")
     answer = check_task.main(write_order(TorchOrder(("cpu", "cuda:77"))), Line(default_cache_root()))
     assert [trial["dtype"] for trial in answer["dtypes"]] == ["bfloat16"]
@@ -103,7 +103,8 @@ def test_route() -> None:
 
 def test_all_but_torch_is_the_standard_library_alone() -> None:
     code = (
-        "import sys; import skyctl.check.check_task as n; n._host_facts(__import__('pathlib').Path('.'))\n"
+        "import sys; from pathlib import Path; import skyctl.check.check_task as n\n"
+        "n._host_environment(Path('.'))\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'pydantic', 'numpy', 'yaml')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

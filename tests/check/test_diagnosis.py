@@ -1,4 +1,4 @@
-"""From facts to outcomes of checks."""
+"""From what a node is to outcomes of checks."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ def test_a_node_that_was_lost_while_it_was_probed_is_named(lost: str) -> None:
     failure = NodeFailure(node=lost, error="its connection ended", hint="see whether it sleeps, then again")
     probed = profile(device("a", 1.0), device("b", 1.0)).model_copy(update={"failures": (failure,)})
     ref = WorkloadRef(source="sums", digest="w", batch_size=3, dtype="float32", seed=0)
-    holders = ["a", "b", "c"] if lost == "c" else ["a", "b"]
+    replicas = ["a", "b", "c"] if lost == "c" else ["a", "b"]
     with pytest.raises(NodeError, match=f"node {lost} was not measured: its connection ended") as refused:
-        plan_sums(probed, ref, holders, ["ring"], helpers=["helper"])
+        plan_sums(probed, ref, replicas, ["ring"], helpers=["helper"])
     assert refused.value.exit_code == 4
     assert refused.value.hint == "see whether it sleeps, then again: skyctl bench-sync --refresh"
 

@@ -68,8 +68,8 @@ def job(rhythm: Rhythm, form: Any = "data", owners: Any = None) -> ComparisonJob
     cluster: Any = None
     options = PlanOptions(parallel=form, rhythm=rhythm, owners=owners, time_limit_s=5.0)
     strategies = ("even", "alone", "heuristic", "optimal") if owners is None else ("even", "optimal")
-    beside = form == "data" and owners is None
-    return ComparisonJob(cluster, request, loaded, options, strategies, other_form=beside)
+    other_form = form == "data" and owners is None
+    return ComparisonJob(cluster, request, loaded, options, strategies, other_form=other_form)
 
 
 def ran(plan: Any, steps_s: Sequence[float], mean_s: float | None = None) -> Measurement:

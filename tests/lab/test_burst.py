@@ -22,14 +22,14 @@ for folder in sys.argv[1:]:
     open(folder + "/cgroup.procs", "w").write("0")
 import torch
 torch.set_num_threads(1)
-from skyctl.device.node_facts import collect_facts
+from skyctl.device.node_environment import collect_environment
 from skyctl.probe.node import layer_bench
 from skyctl.probe.node.probe_requests import DistinctLayer
 from skyctl.probe.node.window_bench import WindowBench
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
 gpt = load_workload(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))
-found = collect_facts()
+found = collect_environment()
 time.sleep(0.6)  # saves up
 start = time.monotonic()
 bench = layer_bench.LayerBench(

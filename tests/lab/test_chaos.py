@@ -48,15 +48,15 @@ def test_a_node_whose_link_stays_down_is_not_back_and_not_waited_for(where: Back
 
 
 @pytest.mark.matrix
-def test_holders_of_the_whole_model_are_struck_in_the_sum() -> None:
+def test_replicas_of_the_whole_model_are_struck_in_the_sum() -> None:
     """The link of the one that writes checkpoints goes down as gradients are summed; then one is killed."""
-    with backend("lab", "data") as holders:
-        holders.losses = holders.cluster.losses(LONG)
+    with backend("lab", "data") as replicas:
+        replicas.losses = replicas.cluster.losses(LONG)
         strikes = [
             Strike("link down", "whole", "n1", 40, 0.0, 20.0),
             Strike("killed", "rank", "n2", 60, 0.0, 0.0),
         ]
-        figures = play(holders, LONG, strikes)
+        figures = play(replicas, LONG, strikes)
     assert figures["ok"], figures
     assert figures["outcome"] == "equal"
     assert figures["why"][0] == "node n1 was lost"

@@ -36,7 +36,7 @@ SPEC = {
 WIDTH = 256
 """Of 8 square layers: 2.1 MB of gradients, 0.3 s a step over the mesh."""
 SLEEP_S = 0.05
-"""Of a layer, for each microbatch: a step alone takes 1.6 s, so new plans have four holders, too."""
+"""Of a layer, for each microbatch: a step alone takes 1.6 s, so new plans have four replicas, too."""
 STEPS, EVERY = 85, 5
 CUTS, SEED = 10, 23
 

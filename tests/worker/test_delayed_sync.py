@@ -13,8 +13,8 @@ from tests.helpers.orders import with_sync
 from tests.helpers.rounding import rounding
 from tests.worker import reference
 from tests.worker.sums import ring, star
+from tests.worker.test_data_parallel import SCHEDULER
 from tests.worker.test_gradient_sync import packed_trees
-from tests.worker.test_holders import SCHEDULER
 from tests.worker.test_hybrids import CROSSED, FORMS, rank_orders
 from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
@@ -49,7 +49,7 @@ def are_close(path: str, expected: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("undelayed", [0, 3])
-def test_holders_train_as_a_loop_that_applies_gradients_a_step_later(
+def test_replicas_train_as_a_loop_that_applies_gradients_a_step_later(
     workload: Workloads, pool: Any, driver: ModuleType, tmp_path: Path, undelayed: int
 ) -> None:
     """Seven samples in four microbatches, clipped, with dropout, a schedule, validations, checkpoints."""
@@ -135,7 +135,7 @@ def test_a_stop_ends_all_with_the_same_step(
         sketches = [done.checkpoints[rank][-1]["sketches"] for rank in range(3)]
         assert sketches[0] == sketches[1] == sketches[2]
         weights = safetensors.load(Path(done.results[0]["weights"]))
-        assert int(weights["4.norm.num_batches_tracked"]) == 4 * steps, "the batches of all holders"
+        assert int(weights["4.norm.num_batches_tracked"]) == 4 * steps, "the batches of all replicas"
 
 
 def test_pipelines_with_cuts_of_their_own(workload: Workloads, pool: Any, tmp_path: Path) -> None:

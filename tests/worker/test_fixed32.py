@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
+from tests.worker.test_data_parallel import LAYERS, MICROBATCHES
 from tests.worker.test_gradient_sync import packed_trees
-from tests.worker.test_holders import LAYERS, MICROBATCHES
 from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 from torch import nn
@@ -288,7 +288,7 @@ def test_several_groups_can_not_make_a_step_again_together() -> None:
         GradientSync([nn.Linear(1, 1)], 0, [group, group], {}, format="fixed32", share=1.0)
 
 
-def test_a_helper_repeats_a_sum_as_holders_do() -> None:
+def test_a_helper_repeats_a_sum_as_replicas_do() -> None:
     """Rank 2 is the root, and has nothing of its own; the second of three steps overflows."""
     routes: list[RouteEdges] = [(1.0, 2, [(0, 2), (1, 2)], [(2, 0), (2, 1)])]
     with connected(routes, 3) as ends:
@@ -324,8 +324,8 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
             sync.close()
             return steps
 
-        *holders, helped = together(3, lambda rank: help_to_sum() if rank == 2 else hold(rank))
+        *replicas, helped = together(3, lambda rank: help_to_sum() if rank == 2 else hold(rank))
     assert helped == [False, False, True]
-    for steps in holders:
+    for steps in replicas:
         assert [(passes, is_last) for passes, is_last, _ in steps] == [(2, False), (2, False), (1, True)]
         assert [gradient.unique().tolist() for *_, gradient in steps] == [[3.0], [3000.0], [3.0]]

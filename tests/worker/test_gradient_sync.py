@@ -107,7 +107,7 @@ def test_rounded_sums_running_figures_and_an_early_end(
     sketches = [done.checkpoints[rank][-1]["sketches"] for rank in range(3)]
     assert sketches[0] == sketches[1] == sketches[2]
     weights = safetensors.load(Path(done.results[0]["weights"]))
-    assert int(weights["4.norm.num_batches_tracked"]) == 4 * steps, "the batches of all holders"
+    assert int(weights["4.norm.num_batches_tracked"]) == 4 * steps, "the batches of all replicas"
 
 
 def test_gradients_that_are_none_unused_or_transposed() -> None:

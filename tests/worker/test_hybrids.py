@@ -17,7 +17,7 @@ from tests.helpers.hybrid_plans import Stages, hybrid_plan
 from tests.helpers.orders import sent_orders, with_fields, with_sync
 from tests.run.test_rank_spec import make_plan
 from tests.worker import reference
-from tests.worker.test_holders import RANGED, SCHEDULER
+from tests.worker.test_data_parallel import RANGED, SCHEDULER
 from tests.worker.test_resume import BATCH_NORM
 from tests.worker.workloads import DROPOUT, RAISING, VALIDATION, edit_workload
 
@@ -151,11 +151,11 @@ def test_running_figures_are_averaged_group_by_group(workload: Workloads, pool: 
             if result["weights"]:
                 weights |= safetensors.load(Path(result["weights"]))
         weights_of_plans.append(weights)
-    crossed, beside = weights_of_plans
-    assert crossed.keys() == beside.keys()
+    crossed, aligned = weights_of_plans
+    assert crossed.keys() == aligned.keys()
     assert int(crossed["4.num_batches_tracked"]) == MICROBATCHES
     for name in crossed:
-        torch.testing.assert_close(crossed[name], beside[name], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(crossed[name], aligned[name], rtol=1e-5, atol=1e-7)
 
 
 def test_all_ranks_end_with_the_step_that_the_first_one_is_told_to(workload: Workloads, pool: Any) -> None:

@@ -85,7 +85,7 @@ def test_common_batches_in_unequal_shares(
     lr: float,
     momentum: float,
 ) -> None:
-    """Inner optimizers keep their state; all holders end with the same bytes."""
+    """Inner optimizers keep their state; all replicas end with the same bytes."""
     spec = edit_workload(workload(optimizer, batch_size=8), DROPOUT)
     shares, steps = [3, 1, 2], [3, 3, 2]
     expected = round_reference.train(
@@ -123,7 +123,7 @@ def test_owners_of_whom_some_take_part(
 
 
 def test_an_owner_is_a_pipeline(workload: Workloads, pool: Any) -> None:
-    """Holders of a layer in stages of their own make the same step."""
+    """Replicas of a layer in stages of their own make the same step."""
     spec = edit_workload(workload("adamw", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
     expected = round_reference.train(
         spec, MICROBATCHES, STEPS, 5, owners=list(CUT), clients=2, affords=affords, clip_norm=0.5,

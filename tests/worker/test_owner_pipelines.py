@@ -138,7 +138,7 @@ def test_all_end_with_the_same_round(
     seen: dict[str, Any] = {}
     for of_rank in sketches:
         for layer, sketch in of_rank.items():
-            assert seen.setdefault(layer, sketch) == sketch, "holders have the same weights"
+            assert seen.setdefault(layer, sketch) == sketch, "replicas have the same weights"
 
 
 @pytest.mark.parametrize("owners", [CUT, {"c+d": CUT["c+d"]}], ids=["three", "alone"])

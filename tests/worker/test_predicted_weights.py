@@ -63,7 +63,7 @@ def test_weights_are_predicted_where_an_optimizer_has_momentum(name: str) -> Non
         seen.append(now)
     assert has_momentum(optimizer) == (name not in PLAIN)
     now = [master.detach().clone() for master in masters]
-    predicted.forget()
+    predicted.discard()
     predicted.enter()
     assert all(torch.equal(a, b) for a, b in zip(masters, now, strict=True)), "of no update anything is known"
     predicted.leave()
@@ -77,7 +77,7 @@ def test_a_stage_in_which_nothing_is_trained_has_nothing_to_predict() -> None:
         predicted.enter()
         predicted.leave()
         predicted.keep()
-    predicted.forget()
+    predicted.discard()
     assert torch.equal(layer.weight, before)
 
 

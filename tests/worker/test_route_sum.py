@@ -29,12 +29,12 @@ LAYERS = [[7, 1], [], [300], [5, 64, 1]]
 CLOSE = {"float32": rounding(4), "bfloat16": 0.03, "int8": 0.1, "fixed32": 0}
 
 
-def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: str, steps: int = 2) -> Any:
+def sums(routes: list[RouteEdges], replicas: int, count: int, chunk: int, name: str, steps: int = 2) -> Any:
     """By rank, each step's flat tensors after the sum, and what was agreed."""
     layout = make_layout(LAYERS, [route[0] for route in routes], chunk)
     generator = torch.Generator().manual_seed(0)
     given = [
-        [[torch.randn(n, generator=generator) for n in layer] for layer in LAYERS] for _ in range(holders)
+        [[torch.randn(n, generator=generator) for n in layer] for layer in LAYERS] for _ in range(replicas)
     ]
     if name == "fixed32":
         given = [[[(t * 1e6).int() for t in layer] for layer in rank_layers] for rank_layers in given]
@@ -45,7 +45,7 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
             part = RouteSum(0, places(routes, rank), peers)
             summed = []
             for step in range(steps):
-                helps = rank >= holders
+                helps = rank >= replicas
                 sum_work = SumWork(layout, step, kind=GRADIENTS, format=name, helps=helps)
                 part.begin(sum_work, 3)
                 mine = [[t.clone() for t in layer] for layer in given[rank]] if not helps else []
@@ -64,7 +64,7 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
 
 
 @pytest.mark.parametrize(
-    ("routes", "holders", "count"),
+    ("routes", "replicas", "count"),
     [
         (ring(2), 2, 2),
         (ring(4), 4, 4),
@@ -76,12 +76,12 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
 )
 @pytest.mark.parametrize("chunk", [1, 100, 10_000])
 @pytest.mark.parametrize("name", CLOSE)
-def test_every_holder_ends_with_the_same_sum(
-    routes: list[RouteEdges], holders: int, count: int, chunk: int, name: str
+def test_every_replica_ends_with_the_same_sum(
+    routes: list[RouteEdges], replicas: int, count: int, chunk: int, name: str
 ) -> None:
     if chunk == 1 and count > 2:
         chunk = 13  # hundreds of messages are enough
-    given, by_rank = sums(routes, holders, count, chunk, name)
+    given, by_rank = sums(routes, replicas, count, chunk, name)
     expected = [
         sum(t)
         for t in zip(*([x for layer in rank_layers for x in layer] for rank_layers in given), strict=True)
@@ -89,19 +89,19 @@ def test_every_holder_ends_with_the_same_sum(
     for rank_sums in by_rank:
         assert not isinstance(rank_sums, Exception), rank_sums
         for tensors, agreed in rank_sums:
-            assert agreed == bytes([0, holders > 1, 0])
+            assert agreed == bytes([0, replicas > 1, 0])
             for tensor, wanted, first in zip(tensors, expected, by_rank[0][0][0], strict=bool(tensors)):
-                assert torch.equal(tensor, first), "the same bytes on every holder and in every step"
+                assert torch.equal(tensor, first), "the same bytes on every replica and in every step"
                 torch.testing.assert_close(tensor, wanted, rtol=CLOSE[name], atol=CLOSE[name])
 
 
-@pytest.mark.parametrize(("routes", "holders", "count"), [(ring(4), 4, 4), (TREE, 3, 4)])
+@pytest.mark.parametrize(("routes", "replicas", "count"), [(ring(4), 4, 4), (TREE, 3, 4)])
 def test_who_sends_on_what_it_receives_always_has_room_to_receive(
-    routes: list[RouteEdges], holders: int, count: int, monkeypatch: pytest.MonkeyPatch
+    routes: list[RouteEdges], replicas: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where buckets end with a few numbers: many short messages fit into what is under way."""
     monkeypatch.setattr(sum_messages, "AHEAD_BYTES", 3 * 4 * 20)
-    given, by_rank = sums(routes, holders, count, 20, "float32")
+    given, by_rank = sums(routes, replicas, count, 20, "float32")
     expected = [
         sum(t)
         for t in zip(*([x for layer in rank_layers for x in layer] for rank_layers in given), strict=True)

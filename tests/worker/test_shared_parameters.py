@@ -49,11 +49,11 @@ def tied(workload: Workloads) -> Workloads:
 
 def holding(orders: list[RankOrder]) -> list[RankOrder]:
     """The orders with the sums of the copies of ``LAYERS``' table, as ``run.sum_spec`` makes them."""
-    holders = [
+    replicas = [
         rank for rank, order in enumerate(orders) if any(layer in range(*order.layers) for layer in LAYERS)
     ]
-    root, *others = holders
-    for rank in holders if others else ():
+    root, *others = replicas
+    for rank in replicas if others else ():
         children, parent = (tuple(others), None) if rank == root else ((), root)
         route = RoutePlace(1.0, children, parent, parent, children)
         sync = SumOrder("float32", 64, (SumGroupOrder(0, 0, (route,), tie=LAYERS),))

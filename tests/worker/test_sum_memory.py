@@ -23,7 +23,7 @@ ROUTES: list[RouteEdges] = [
     (0.2, 1, [(0, 1)], [(1, 2), (2, 0)]),
 ]
 """Ranks 0 and 1 hold numbers; 2 helps: as a root, upwards only, downwards only."""
-COUNT, HOLDERS = 3, 2
+COUNT, REPLICAS = 3, 2
 SLACK_BYTES = 32 * MIB
 
 
@@ -74,7 +74,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     group = SkyctlProcessGroup(rank, COUNT, pairs)
     peers = {other: Peer(group, other) for other in pairs}
     numels = [nbytes // 16] * 4
-    given = [torch.full((numel,), float(rank + 1)) for numel in numels] if rank < HOLDERS else []
+    given = [torch.full((numel,), float(rank + 1)) for numel in numels] if rank < REPLICAS else []
     routes = places(ROUTES, rank)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_bytes("VmRSS")

@@ -1,4 +1,4 @@
-"""Averages of weights by samples: the same bytes for all holders, whatever their layers are made of."""
+"""Averages of weights by samples: the same bytes for all replicas, whatever their layers are made of."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class FolderFacts:
 
 
 @dataclass(frozen=True)
-class HostFacts:
+class HostEnvironment:
     """Python, processors, memory and limits of the node."""
 
     kind: ClassVar[str] = "answer"
@@ -88,7 +88,7 @@ class ConnectAnswer:
 
 ANSWERS: Mapping[str, type] = {
     "clock": ClockAnswer,
-    "facts": HostFacts,
+    "facts": HostEnvironment,
     "listen": ListenAnswer,
     "connect": ConnectAnswer,
 }
@@ -115,7 +115,7 @@ class DtypeTrial:
 
 
 @dataclass(frozen=True)
-class TorchFacts:
+class TorchEnvironment:
     """Torch, and what it sees and can do there."""
 
     kind: ClassVar[str] = "result"

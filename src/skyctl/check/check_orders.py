@@ -46,7 +46,7 @@ class ClockRequest:
 
 
 @dataclass(frozen=True)
-class FactsRequest:
+class EnvironmentRequest:
     """Say what there is of Python, processors, memory and room."""
 
     kind: ClassVar[str] = "facts"
@@ -90,10 +90,10 @@ class StopCheckRequest:
     id: Index
 
 
-CheckRequest = ClockRequest | FactsRequest | ListenRequest | ConnectRequest | StopCheckRequest
+CheckRequest = ClockRequest | EnvironmentRequest | ListenRequest | ConnectRequest | StopCheckRequest
 CHECK_REQUESTS: tuple[type[CheckRequest], ...] = (
     ClockRequest,
-    FactsRequest,
+    EnvironmentRequest,
     ListenRequest,
     ConnectRequest,
     StopCheckRequest,

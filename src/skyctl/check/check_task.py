@@ -32,7 +32,7 @@ from skyctl.check.check_orders import (
     ClockRequest,
     ConnectRequest,
     CountAcceleratorsOrder,
-    FactsRequest,
+    EnvironmentRequest,
     ListenRequest,
     PeerPort,
     StopCheckRequest,
@@ -62,7 +62,7 @@ def main(message: dict[str, Any], channel: Any) -> dict[str, Any]:
         return {"address": find_source_address(list(read_request([RouteRequest], message).towards))}
     order = read_order(CHECK_ORDERS, message)
     if isinstance(order, TorchOrder):
-        return _torch_facts(order.devices, channel.cache)
+        return _torch_environment(order.devices, channel.cache)
     if isinstance(order, CountAcceleratorsOrder):
         return count_accelerators()
     return _answer_questions(channel)
@@ -77,8 +77,8 @@ def _answer_questions(channel: Any) -> dict[str, Any]:
             try:
                 if isinstance(request, ClockRequest):
                     answer = {"time_s": time.time()}
-                elif isinstance(request, FactsRequest):
-                    answer = _host_facts(channel.cache)
+                elif isinstance(request, EnvironmentRequest):
+                    answer = _host_environment(channel.cache)
                 elif isinstance(request, ListenRequest):
                     listener = _Listener(request.address, request.secret)
                     answer = {"port": listener.port}
@@ -104,7 +104,7 @@ def count_accelerators() -> dict[str, Any]:
     return {"count": len(list_accelerators()), "source": "torch"}
 
 
-def _torch_facts(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:
+def _torch_environment(devices: Sequence[str] | None, cache: Path) -> dict[str, Any]:
     import warnings
 
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -162,7 +162,7 @@ def _device_fault(torch: Any, device: str) -> str | None:
     return None
 
 
-def _host_facts(cache: Path) -> dict[str, Any]:
+def _host_environment(cache: Path) -> dict[str, Any]:
     import platform
 
     from skyctl.device.cgroup import read_limits

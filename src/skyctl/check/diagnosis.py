@@ -133,31 +133,34 @@ def _device_text(device: Mapping[str, Any]) -> str:
     return f"{device['id']}{name}"
 
 
-def python_tick(facts: Mapping[str, Any]) -> Tick:
+def python_tick(environment: Mapping[str, Any]) -> Tick:
     """``python``: a session would not be open were it too old."""
-    origin = ", set up by skyctl" if SETUP_FOLDER in facts["executable"] else ""
-    return ok("python", f"{facts['python']} ({facts['executable']}{origin})")
+    origin = ", set up by skyctl" if SETUP_FOLDER in environment["executable"] else ""
+    return ok("python", f"{environment['python']} ({environment['executable']}{origin})")
 
 
-def limits_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
+def limits_ticks(node: Node, environment: Mapping[str, Any]) -> list[Tick]:
     """``limits``: one tick where all is well, else one for each that is short."""
-    ticks = [*_disk_ticks(facts), *_file_limit_ticks(facts), *_memory_ticks(node, facts)]
-    if node.threads is not None and node.threads > facts["cpus"]:
-        finding = f"threads: {node.threads}, but there are {facts['cpus']} processors"
+    ticks = [*_disk_ticks(environment), *_file_limit_ticks(environment), *_memory_ticks(node, environment)]
+    if node.threads is not None and node.threads > environment["cpus"]:
+        finding = f"threads: {node.threads}, but there are {environment['cpus']} processors"
         ticks.append(warning("limits", finding, f"lower `threads` of node {node.name!r} in cluster.yaml"))
     if ticks:
         return ticks
-    parts = [f"{facts['cpus']} cpus" + (f" (quota {facts['cpu_quota']:g})" if facts["cpu_quota"] else "")]
-    parts.append(_memory_text(node, facts))
-    if facts["cache"]["free_bytes"] is not None:
-        parts.append(f"{_size_text(facts['cache']['free_bytes'])} disk free")
+    parts = [
+        f"{environment['cpus']} cpus"
+        + (f" (quota {environment['cpu_quota']:g})" if environment["cpu_quota"] else "")
+    ]
+    parts.append(_memory_text(node, environment))
+    if environment["cache"]["free_bytes"] is not None:
+        parts.append(f"{_size_text(environment['cache']['free_bytes'])} disk free")
     return [ok("limits", ", ".join(parts))]
 
 
-def _memory_text(node: Node, facts: Mapping[str, Any]) -> str:
+def _memory_text(node: Node, environment: Mapping[str, Any]) -> str:
     """``3.0 GiB of 24.0 GiB memory (cgroup limit)``: what training may use now, of what, and what caps it."""
-    free, total = facts["memory_available_bytes"], facts["memory_total_bytes"]
-    cap = "cgroup limit" if facts["memory_limit_bytes"] is not None else "free"
+    free, total = environment["memory_available_bytes"], environment["memory_total_bytes"]
+    cap = "cgroup limit" if environment["memory_limit_bytes"] is not None else "free"
     if node.memory_gib is not None and node.memory_gib * 2**30 < free and not _has_cards(node):
         free, cap = node.memory_gib * 2**30, "memory_gib"
     return f"{_size_text(free)} of {_size_text(total)} memory ({cap})"
@@ -168,34 +171,34 @@ def _has_cards(node: Node) -> bool:
     return any(device.partition(":")[0] != "cpu" for device in node.devices or ())
 
 
-def _disk_ticks(facts: Mapping[str, Any]) -> list[Tick]:
+def _disk_ticks(environment: Mapping[str, Any]) -> list[Tick]:
     ticks = []
     for place in ("cache", "tmp"):
-        path, free = facts[place]["path"], facts[place]["free_bytes"]
+        path, free = environment[place]["path"], environment[place]["free_bytes"]
         if free is not None and free < LOW_DISK_BYTES:
             make = failed if free < NO_DISK_BYTES else warning
             ticks.append(make("limits", f"{_size_text(free)} free in {path}", "free some space there"))
     return ticks
 
 
-def _file_limit_ticks(facts: Mapping[str, Any]) -> list[Tick]:
+def _file_limit_ticks(environment: Mapping[str, Any]) -> list[Tick]:
     ticks = []
-    if facts["nofile"] is not None and facts["nofile"][1] < LOW_NOFILE:
-        finding = f"at most {facts['nofile'][1]} open files"
+    if environment["nofile"] is not None and environment["nofile"][1] < LOW_NOFILE:
+        finding = f"at most {environment['nofile'][1]} open files"
         hint = (
             f"raise the hard limit to {LOW_NOFILE} or more (limits.conf, or the container's --ulimit nofile)"
         )
         ticks.append(warning("limits", finding, hint))
-    if facts["shm_bytes"] is not None and facts["shm_bytes"] < LOW_SHM_BYTES:
-        finding = f"/dev/shm holds {_size_text(facts['shm_bytes'])}"  # noqa: S108
+    if environment["shm_bytes"] is not None and environment["shm_bytes"] < LOW_SHM_BYTES:
+        finding = f"/dev/shm holds {_size_text(environment['shm_bytes'])}"  # noqa: S108
         hint = "DataLoader workers need more: a container takes --shm-size=1g"
         ticks.append(warning("limits", finding, hint))
     return ticks
 
 
-def _memory_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
-    free, limit = facts["memory_available_bytes"], facts["memory_limit_bytes"]
-    total = facts["memory_total_bytes"] if limit is None else limit
+def _memory_ticks(node: Node, environment: Mapping[str, Any]) -> list[Tick]:
+    free, limit = environment["memory_available_bytes"], environment["memory_limit_bytes"]
+    total = environment["memory_total_bytes"] if limit is None else limit
     ticks = []
     if free < LOW_MEMORY_BYTES:
         what = "free" if limit is None else "left under its cgroup limit"

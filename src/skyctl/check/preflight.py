@@ -14,11 +14,11 @@ from typing import Any
 
 from skyctl.agent.task_orders import write_order
 from skyctl.check import diagnosis
-from skyctl.check.check_answers import TorchFacts
+from skyctl.check.check_answers import TorchEnvironment
 from skyctl.check.check_orders import (
     ClockRequest,
     ConnectRequest,
-    FactsRequest,
+    EnvironmentRequest,
     ListenRequest,
     PeerPort,
     TorchOrder,
@@ -171,15 +171,15 @@ def _inspect_node(subject: _CheckedNode) -> None:
     """Reach to login went well, or there would be no session; Python, torch, devices, limits, clock."""
     node, session = subject.session.node, subject.session
     names = diagnosis.check_names(node)
-    facts = subject.questions.ask(FactsRequest, ANSWER_TIMEOUT_S)
+    environment = subject.questions.ask(EnvironmentRequest, ANSWER_TIMEOUT_S)
     host = session.host if node.transport == "ssh" else "this machine"
     subject.ticks = [ok(name, host if name == "reach" else None) for name in names[: names.index("python")]]
-    subject.ticks.append(diagnosis.python_tick(facts))
+    subject.ticks.append(diagnosis.python_tick(environment))
     clock = diagnosis.clock_tick(*_clock_offset(subject))
     answer: dict[str, Any] | SkyctlError
     try:
         order = write_order(TorchOrder(node.devices))
-        answer = session.run_task(CHECK_TASK, order, TORCH_TIMEOUT_S, answer=TorchFacts)
+        answer = session.run_task(CHECK_TASK, order, TORCH_TIMEOUT_S, answer=TorchEnvironment)
         subject.torch = answer["torch"]
         subject.dtypes = tuple(DtypeReport(**fields) for fields in answer["dtypes"])
     except SkyctlError as exc:
@@ -187,7 +187,7 @@ def _inspect_node(subject: _CheckedNode) -> None:
             raise
         answer = exc
     subject.ticks += [*diagnosis.torch_ticks(node, answer), *diagnosis.dtype_ticks(node, subject.dtypes)]
-    subject.ticks += [*diagnosis.limits_ticks(node, facts), clock]
+    subject.ticks += [*diagnosis.limits_ticks(node, environment), clock]
 
 
 def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:

@@ -185,12 +185,12 @@ class CompareOptions(
         options = options.resolved_form()  # of rounds there is one form
         # who asks for shares of samples wants to know whether they pay
         shared = options.parallel in (DATA, HYBRID)
-        beside = shared and options.owners is None
+        other_form = shared and options.owners is None
         if shared:
             check_summable(loaded.model.layers)
         elif options.parallel == AUTO:
             options = replace(options, left_out=forms_left_out_by(loaded.model.layers))
-        return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=beside)
+        return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=other_form)
 
 
 def _fewer_steps_error(what: str, short: str) -> InputError:

@@ -260,7 +260,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
 
 
 def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
-    """What that loads; WorkloadError where several holders could not sum its gradients."""
+    """What that loads; WorkloadError where several replicas could not sum its gradients."""
     from skyctl.worker.sums.summed_gradients import check_summable
 
     request, loaded = load()

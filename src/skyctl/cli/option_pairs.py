@@ -125,12 +125,12 @@ def refuse_unused(context: Any) -> None:
             rule.value is not None and value != rule.value
         ):
             continue
-        beside = f"{_flag(parameters[rule.parameter])}{'' if value is True else f' {value}'}"
+        given = f"{_flag(parameters[rule.parameter])}{'' if value is True else f' {value}'}"
         for other in rule.others:
             if is_given(context, other, in_file=True):
                 flag = _flag(parameters[other])
                 raise InputError(
-                    f"{flag} does not go with {beside}, {rule.because}", hint=f"leave {flag} out, or {beside}"
+                    f"{flag} does not go with {given}, {rule.because}", hint=f"leave {flag} out, or {given}"
                 )
 
 

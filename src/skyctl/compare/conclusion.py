@@ -11,7 +11,7 @@ from skyctl.compare.outcome import (
     BASELINE,
     OPTIMAL,
     PROVED_GAP,
-    ROWS_BESIDE,
+    REFERENCE_ROWS,
     SYNCHRONOUS,
     ComparisonRow,
     StrategyOutcome,
@@ -115,8 +115,8 @@ def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
     order = {"optimal": 0, "bounded": 1, "feasible": 2}
 
     def rank(row: ComparisonRow) -> tuple[bool, int, bool, float]:
-        beside = row.strategy in ROWS_BESIDE
-        return beside, order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0
+        is_reference = row.strategy in REFERENCE_ROWS
+        return is_reference, order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0
 
     return min(near, key=rank).strategy
 

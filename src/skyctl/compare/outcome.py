@@ -28,7 +28,7 @@ ALONE = "alone"
 """The strategy of the fastest device that holds the whole model."""
 SYNCHRONOUS = "synchronous"
 """The row of the best plan without the rhythm that the others have; owners average after every step there."""
-ROWS_BESIDE = ("pipeline", "data", "hybrid", SYNCHRONOUS)
+REFERENCE_ROWS = ("pipeline", "data", "hybrid", SYNCHRONOUS)
 """What rows are called that stand beside the strategies': the best plan of another form or rhythm."""
 OPTIMAL = "optimal"
 """The strategy of the exact search."""
@@ -339,7 +339,7 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
 def pipeline_problem(outcomes: Sequence[StrategyOutcome]) -> Problem | None:
     """The problem that the rows answer: that of ``alone`` or a row beside only where there is no other."""
     planned = [outcome for outcome in outcomes if outcome.plan is not None]
-    planned.sort(key=lambda outcome: outcome.strategy in (ALONE, *ROWS_BESIDE))
+    planned.sort(key=lambda outcome: outcome.strategy in (ALONE, *REFERENCE_ROWS))
     return planned[0].plan.problem if planned and planned[0].plan is not None else None
 
 

@@ -54,12 +54,12 @@ def sync_rates(plan: Plan) -> SyncRates:
     """How fast a plan's gradients are summed; the plan must have several pipelines."""
     model = HolderCosts(plan.problem)
     (group,) = read_candidate(model, plan).sums
-    holders = {stage.device for stage in plan.placed_stages}
+    devices = {stage.device for stage in plan.placed_stages}
     witness = plan.certificate.witness
     least = [
         prices.byte_s
         for prices in (witness.route_prices if witness is not None else ())
-        if set(prices.devices) == holders and prices.byte_s > 0
+        if set(prices.devices) == devices and prices.byte_s > 0
     ]
     ring_s = model.layouts.best_ring_byte_s(group.holders)
     return SyncRates(group.routed.byte_s, least[0] if least else None, ring_s, model.total_bytes)
@@ -97,7 +97,7 @@ def describe_sync(plan: Plan) -> str:
     seen = format_seconds(plan.predicted.sync_s)
     what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}{_rounds(plan.sync)}"
     if plan.problem.rhythm.delay:
-        return f"{text}; {what} take {took} {_beside(plan)}"
+        return f"{text}; {what} take {took} {_delayed_sum_text(plan)}"
     return f"{text}; {what} take {took}, and are summed {seen} after the last backward"
 
 
@@ -117,14 +117,14 @@ def _describe_groups(plan: Plan, sync: Sync) -> str:
     more = f"; and {len(sync.groups) - MAX_GROUPS} more" if len(sync.groups) > MAX_GROUPS else ""
     count = "one group" if len(sync.groups) == 1 else f"{len(sync.groups)} groups"
     seen = format_seconds(plan.predicted.sync_s)
-    when = _beside(plan) if plan.problem.rhythm.delay else f"{seen} after the last backward"
+    when = _delayed_sum_text(plan) if plan.problem.rhythm.delay else f"{seen} after the last backward"
     return (
         f"sync: {count} of layers: {'; '.join(words)}{more}; {human_bytes(model.total_bytes)} of gradients "
         f"as {sync.format}{_rounds(sync)} are summed {when}"
     )
 
 
-def _beside(plan: Plan) -> str:
+def _delayed_sum_text(plan: Plan) -> str:
     """When gradients are summed that are applied a step later."""
     waited = format_seconds(plan.predicted.sync_s)
     plain = plan.problem.model_copy(update={"rhythm": Rhythm()})

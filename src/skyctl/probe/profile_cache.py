@@ -39,7 +39,7 @@ def fingerprint(facts: Mapping[str, Any], device: str, slowdown: float, sharing:
     """What must be the same for a device's timings to hold, as one readable line.
 
     Args:
-        facts: the node's (``device/node_facts.py``).
+        facts: the node's (``device/node_environment.py``).
         device: its local name, as in ``cuda:1``.
         sharing: how many devices draw on the same processors.
     """

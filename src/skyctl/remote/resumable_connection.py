@@ -138,14 +138,14 @@ class ResumableConnection(AgentConnection):
         if self._channel is not None:
             self._enqueue({**message, EVENTS: frame.number}, body)
 
-    def _forget(self, number: int) -> None:
+    def _drop_acknowledged(self, number: int) -> None:
         """The agent has every message up to that number."""
         while self._unacknowledged and self._unacknowledged[0].number <= number:
             self._unacknowledged_bytes -= len(self._unacknowledged.popleft().body) + 256
 
     def _deliver(self, message: AgentMessage, body: bytes) -> None:
         if isinstance(message, Acknowledgement):
-            self._forget(message.number)
+            self._drop_acknowledged(message.number)
             return
         if isinstance(message, SessionTaken):
             raise SessionGoneError(
@@ -263,7 +263,7 @@ class ResumableConnection(AgentConnection):
             if self._stopped.is_set() or self.lost is not None:
                 self._close_channel(dialled.channel)
                 return False
-            self._forget(dialled.hello.received)
+            self._drop_acknowledged(dialled.hello.received)
             self._queue = deque(
                 ({**frame.message, EVENTS: frame.number}, frame.body) for frame in self._unacknowledged
             )

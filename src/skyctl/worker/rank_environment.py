@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from skyctl.device import accelerator, host, node_facts
+from skyctl.device import accelerator, host, node_environment
 from skyctl.device.cgroup import read_limits
 from skyctl.device.process_memory import peak_resident_bytes
 from skyctl.errors import MismatchError, SkyctlError
@@ -57,12 +57,15 @@ def find_environment(device: str) -> EnvironmentEvent:
         "own_bytes": 0.0,
     }
     with suppress(SkyctlError, RuntimeError, AssertionError):  # torch's, of a device that it can't reach
-        name, memory = node_facts.list_devices([device])[0]["name"], node_facts.device_memory(device)
+        name, memory = (
+            node_environment.list_devices([device])[0]["name"],
+            node_environment.device_memory(device),
+        )
         environment |= {key: memory[key] for key in ("memory_bytes", "memory_scope", "own_bytes")}
         environment["device_name"] = name
     return EnvironmentEvent(
-        devices=tuple(entry["id"] for entry in node_facts.list_devices(None)),
-        cpu_model=node_facts.cpu_model(),
+        devices=tuple(entry["id"] for entry in node_environment.list_devices(None)),
+        cpu_model=node_environment.cpu_model(),
         cpus=min(cpus, quota.cpus) if quota is not None else cpus,
         threads=torch.get_num_threads(),
         python=platform.python_version(),

@@ -43,7 +43,7 @@ class EnvironmentEvent:
 
     ``device_name``: None where the device is not there or can't be used; ``devices`` are those that are, and
     its memory is then None too. ``memory_bytes``: free now. ``memory_scope``: names the memory that several
-    devices draw from (``node_facts.device_memory``). ``own_bytes``: held by this process already.
+    devices draw from (``node_environment.device_memory``). ``own_bytes``: held by this process already.
     """
 
     kind: ClassVar[str] = "facts"

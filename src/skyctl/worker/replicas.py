@@ -110,15 +110,15 @@ def _make_group() -> Any:
         join_alone()
         if dist.get_world_size() > 1:
             return dist.group.WORLD
-    group = None if order is None else order.replicas
-    if order is None or group is None:
+    ours = None if order is None else order.replicas
+    if order is None or ours is None:
         own = [dist.get_rank()]
         alone = cast("Any", MeshOptions())
         return dist.new_group(own, backend=BACKEND, pg_options=alone, use_local_synchronization=True)
-    if group.unlike is not None:
-        figures = f" ({' and '.join(group.unlike.figures)})" if group.unlike.figures else ""
+    if ours.unlike is not None:
+        figures = f" ({' and '.join(ours.unlike.figures)})" if ours.unlike.figures else ""
         raise RunError(
-            f"skyctl.replicas() has no group in this run: {REASONS[group.unlike.reason]}{figures}, and a "
+            f"skyctl.replicas() has no group in this run: {REASONS[ours.unlike.reason]}{figures}, and a "
             "collective would wait for ever",
             hint="--parallel data --strategy even makes replicas alike, if the microbatches divide evenly",
         )
@@ -135,14 +135,14 @@ def _make_group() -> Any:
     assert _Here.store is not None
     world = order.world
     options = MeshOptions(
-        group.secret.encode(),
-        group.address,
+        ours.secret.encode(),
+        ours.address,
         world.tls,
         world.interface,
-        _ReplicaStore(_Here.store, group.ranks),
+        _ReplicaStore(_Here.store, ours.ranks),
     )
     group: Any = dist.new_group(
-        list(group.ranks),
+        list(ours.ranks),
         timedelta(seconds=world.timeout_s),
         BACKEND,
         cast("Any", options),

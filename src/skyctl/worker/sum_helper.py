@@ -71,11 +71,11 @@ class SumHelper:
         return self._sums.ended_by
 
     def sum_gradients(self, step: int) -> bool:
-        """Helps with one step's sum; whether a holder was told that the run ends.
+        """Helps with one step's sum; whether a replica was told that the run ends.
 
         Raises as ``SumWork.wait``.
 
-        With ``fixed32`` there is nothing to be summed before holders have agreed for the first time, and
+        With ``fixed32`` there is nothing to be summed before replicas have agreed for the first time, and
         a step that they make again is summed again.
         """
         repeats = True
@@ -153,7 +153,7 @@ class HelperRank:
     def _help(self, helper: SumHelper) -> int:
         """Every step of the run, until all agree to end; how many of the run's steps are done.
 
-        What is agreed on in the sum of a step that does not settle, holders know after the next step.
+        What is agreed on in the sum of a step that does not settle, replicas know after the next step.
         """
         steps, every = self._order.steps, self._order.figures_every
         delay = UpdateDelay.from_order(self._order.sync, steps, every)

@@ -35,7 +35,7 @@ class StepMaker(Protocol):
         """Makes one, and updates the weights."""
 
     def average_figures(self, step: int) -> None:
-        """Gives all holders of these layers the mean of their norms' running figures."""
+        """Gives all replicas of these layers the mean of their norms' running figures."""
 
     def reset_residuals(self) -> None:
         """Drops what a checkpoint does not hold."""

@@ -209,10 +209,10 @@ class LayeredModel:
                 hint="keep locks, files and generators out of the layers",
             ) from exc
         carry_hooks(self.layers[index], {id(t): t for t in self.tensors(index)}, layer, memo, self.path)
-        name_parameters(layer, self.weight_names(index) | self._names_of_first_holders(index))
+        name_parameters(layer, self.weight_names(index) | self._names_of_first_layers(index))
         return layer
 
-    def _names_of_first_holders(self, index: int) -> dict[str, str]:
+    def _names_of_first_layers(self, index: int) -> dict[str, str]:
         """A layer's own names of shared parameters → the first layers' names in the file of weights."""
         names: dict[str, str] = {}
         for shared in self.shared_parameters:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.device.cgroup import read_limits
-from skyctl.device.node_facts import host_memory
+from skyctl.device.node_environment import host_memory
 from skyctl.errors import WorkloadError
 from skyctl.workload.layered_model import LayeredModel
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from skyctl.check import check_task
-from skyctl.device import accelerator, node_facts
+from skyctl.device import accelerator, node_environment
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.errors import MismatchError, SkyctlError
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
@@ -21,19 +21,19 @@ FOUND = [{"id": "toy:0", "name": "toy accelerator 0"}, {"id": "toy:1", "name": "
 
 
 def test_all_devices_are_found_by_name() -> None:
-    assert node_facts.list_devices(None) == FOUND
-    assert [device["id"] for device in node_facts.list_devices(["cpu", "toy:1"])] == ["cpu:0", "toy:1"]
+    assert node_environment.list_devices(None) == FOUND
+    assert [device["id"] for device in node_environment.list_devices(["cpu", "toy:1"])] == ["cpu:0", "toy:1"]
     assert accelerator.device_uuid(TOY) == "toy-1"
     with pytest.raises(SkyctlError, match=r"'cuda:0' is not there; this node has toy:0, toy:1, cpu:0"):
-        node_facts.list_devices(["cuda:0"])
+        node_environment.list_devices(["cuda:0"])
 
 
 def test_memory_is_the_devices_own() -> None:
-    node_facts.note_free_memory("toy:1")
+    node_environment.note_free_memory("toy:1")
     held = torch.zeros(10 << 20, dtype=torch.uint8, device=TOY)
-    told = node_facts.device_memory("toy:1")
+    told = node_environment.device_memory("toy:1")
     assert (told["memory_bytes"], told["memory_scope"], told["own_bytes"]) == (2 << 30, None, 0)
-    assert told["reserved_bytes"] == node_facts.CONTEXT_BYTES
+    assert told["reserved_bytes"] == node_environment.CONTEXT_BYTES
     environment = find_environment("toy:1")
     assert (environment.device_name, environment.memory_bytes) == ("toy accelerator 1", 2 << 30)
     del held
@@ -49,7 +49,7 @@ def test_a_peak_is_the_devices_tensors() -> None:
 
 
 def test_check_tries_each_device(tmp_path: Path) -> None:
-    told = check_task._torch_facts(None, tmp_path)
+    told = check_task._torch_environment(None, tmp_path)
     assert [(one["id"], one["memory_bytes"]) for one in told["devices"]] == [
         ("toy:0", 2 << 30),
         ("toy:1", 2 << 30),

@@ -233,7 +233,7 @@ def _route_chart(chart_map: _Map, number: int, route: Route) -> NetworkChart:
         for source, target in edges:
             ends = _trimmed(chart_map.place[source], chart_map.place[target], *gaps)
             way = f"{what}: {chart_map.names[source]} → {chart_map.names[target]}, {share} of the bytes"
-            lines.append(_beside(*ends, look, dashed=dashed, tooltip=way))
+            lines.append(_shifted_arrow(*ends, look, dashed=dashed, tooltip=way))
     on_route = {device for edge in (*route.up, *route.down) for device in edge}
     nodes = tuple(
         _node(chart_map, device, look if device == route.root else "", left_out=device not in on_route)
@@ -303,7 +303,7 @@ def _node(chart_map: _Map, device: str, look: str = "", *, left_out: bool = Fals
     return NetworkNode(x, y, chart_map.radius * (4 / 3 if look else 1), look or usual, device)
 
 
-def _beside(a: Point, b: Point, look: str, *, dashed: bool, tooltip: str) -> NetworkLine:
+def _shifted_arrow(a: Point, b: Point, look: str, *, dashed: bool, tooltip: str) -> NetworkLine:
     """An arrow a little to the right of the straight way, as one drives."""
     length = math.dist(a, b) or 1.0
     shift = -(b[1] - a[1]) / length * LANE, (b[0] - a[0]) / length * LANE

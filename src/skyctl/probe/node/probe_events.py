@@ -48,7 +48,7 @@ class FoundDevice:
 
 @dataclass(frozen=True)
 class ProbeFacts:
-    """What the process found where it was started (``device.node_facts.collect_facts``).
+    """What the process found where it was started (``device.node_environment.collect_environment``).
 
     ``device``: which one it is for. ``max_cpu_isa``: as a profile has it.
     """

@@ -31,7 +31,7 @@ import_torch()
 import torch  # noqa: E402 - after that
 
 from skyctl.agent.task_orders import read_order, read_request  # noqa: E402
-from skyctl.device import node_facts  # noqa: E402
+from skyctl.device import node_environment  # noqa: E402
 from skyctl.device.accelerator import device_uuid  # noqa: E402
 from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
 from skyctl.device.process_memory import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
@@ -85,12 +85,12 @@ def main(message: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     share_one_heap()
     if order.threads is not None:
         torch.set_num_threads(order.threads)
-    found = node_facts.collect_facts(order.devices)
+    found = node_environment.collect_environment(order.devices)
     device = order.device or found["devices"][0]["id"]
     gpu = None
     if torch.device(device).type != "cpu":
         gpus = load_counters.gpu_usage() if torch.device(device).type == "cuda" else []
-        node_facts.note_free_memory(device)
+        node_environment.note_free_memory(device)
         gpu = load_counters.find_gpu(gpus, torch.device(device).index or 0, device_uuid(torch.device(device)))
     spec = order.workload
     support = prepare_dtype(spec.dtype, device, channel.cache) if spec is not None else None
@@ -211,7 +211,9 @@ class _ProbeServer:
             "halted_share": self._halts.share(),
         }
         give_back_freed_memory()  # of the layers measured: a stage holds others
-        result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
+        result |= node_environment.device_memory(
+            self._device
+        )  # before what follows leaves its own in the heap
         if request.handling:
             self.progress(0, 1, "messages")
             ratio = self._node_ratio(request, None if bench is None else bench.wall_cpu_ratio())
@@ -274,7 +276,7 @@ class _ProbeServer:
         self, workload: Workload, request: MeasureRequest, result: dict[str, Any]
     ) -> LayerBench:
         """Times the layers of a request, into ``timings`` and ``action_s`` of the result."""
-        memory = node_facts.device_memory(self._device)
+        memory = node_environment.device_memory(self._device)
         cap_bytes = request.memory_bytes
         usable = memory["memory_bytes"] if cap_bytes is None else min(memory["memory_bytes"], cap_bytes)
         windows = WindowBench(

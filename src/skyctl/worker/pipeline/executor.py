@@ -108,7 +108,7 @@ class Executor:
         return report
 
     def average_figures(self, step: int) -> None:
-        """Gives all holders of these layers the mean of their norms' running figures."""
+        """Gives all replicas of these layers the mean of their norms' running figures."""
         self.rule.average_figures(step)
 
     def reset_residuals(self) -> None:

@@ -4,7 +4,7 @@ DiLoCo (arXiv 2311.08105). With w₀ the weights at a round's start, and w̄ the
 Nesterov momentum steps from w₀ along the outer gradient w₀ − w̄. At rate 1 without momentum that step is w̄
 itself, so nobody makes an outer optimizer for it. With owners this is federated averaging with a server
 optimizer (FedAvgM: Hsu et al. 2019, arXiv 1909.06335; FedOpt: Reddi et al. 2021, arXiv 2003.00295), except
-that no server exists: all holders of a layer compute the same step from the same bytes, and stay equal.
+that no server exists: all replicas of a layer compute the same step from the same bytes, and stay equal.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Averages the weights of pipelines at a round's end, by the samples that each has trained on.
 
-Every holder puts n · w in the place of its weights w, n being its samples of the round. Over the plan's
-routes (``route_sum``) these become the sums of all holders, with Σn behind them, and all divide by it. So all
-holders end with the same bytes. One that has nothing to give has n = 0, and takes what the others give. Where
-Σn is 0 there are no weights left: the caller restores those that the round began with.
+Every replica puts n · w in the place of its weights w, n being its samples of the round. Over the plan's
+routes (``route_sum``) these become the sums of all replicas, with Σn behind them, and all divide by it. So
+all replicas end with the same bytes. One that has nothing to give has n = 0, and takes what the others give.
+Where Σn is 0 there are no weights left: the caller restores those that the round began with.
 
 In a format that rounds (``records.sync_format.ROUNDED_FORMATS``) there are two sums: first Σn as float32,
-then n / Σn · (w − w₀), w₀ being the weights that the round began with, the same on all holders. What a
-holder's encoding loses of a partial sum it adds to its part of the next round's (error feedback: Seide et
+then n / Σn · (w − w₀), w₀ being the weights that the round began with, the same on all replicas. What a
+replica's encoding loses of a partial sum it adds to its part of the next round's (error feedback: Seide et
 al., *1-Bit Stochastic Gradient Descent*, Interspeech 2014).
 
 Running figures of batch norms are averaged with Σn.
@@ -47,11 +47,11 @@ class AverageReport(NamedTuple):
     """One round's average, as one rank saw it.
 
     Attributes:
-        samples: that all holders' weights together are of; 0: there is no average, and the weights are
+        samples: that all replicas' weights together are of; 0: there is no average, and the weights are
             spoilt, so the caller restores them.
-        idle_s: waiting for other holders to end their local steps.
+        idle_s: waiting for other replicas to end their local steps.
         transfer_s: from then until the average was there.
-        end: ``GOES_ON``, ``ENDS_NEXT`` or ``ENDS``, as agreed by all holders of these layers.
+        end: ``GOES_ON``, ``ENDS_NEXT`` or ``ENDS``, as agreed by all replicas of these layers.
     """
 
     samples: int
@@ -64,7 +64,7 @@ class WeightAverage:
     """One stage's part in each round's average.
 
     Attributes:
-        groups: how many ranges of its layers are averaged apart, each with holders of its own.
+        groups: how many ranges of its layers are averaged apart, each with replicas of its own.
         needs_start: whether ``average`` needs to know the weights that the round began with.
 
     Args:
@@ -103,7 +103,7 @@ class WeightAverage:
 
     @property
     def groups(self) -> int:
-        """How many groups of holders this stage is in."""
+        """How many groups of replicas this stage is in."""
         return len(self._groups)
 
     @property
@@ -114,7 +114,7 @@ class WeightAverage:
     def average(
         self, round_number: int, samples: int, end: int, start: RoundStart | None = None
     ) -> AverageReport:
-        """Puts the average of all holders' weights in the place of this one's.
+        """Puts the average of all replicas' weights in the place of this one's.
 
         Args:
             samples: that this rank's weights are of; 0: they count nothing.
@@ -122,8 +122,8 @@ class WeightAverage:
             start: the weights that the round began with, where the average needs them.
 
         Raises:
-            PeerLostError: a holder is gone.
-            RunError: a holder has sent something else than what was expected.
+            PeerLostError: a replica is gone.
+            RunError: a replica has sent something else than what was expected.
         """
         began = time.perf_counter()
         for group in self._groups:
@@ -258,7 +258,7 @@ class _GroupAverage:
                 weight.detach().copy_(value.view(weight.shape))
 
     def _summed(self) -> list[Tensor]:
-        """Waits for the sum that was begun; what it has made of this holder's values."""
+        """Waits for the sum that was begun; what it has made of this replica's values."""
         assert self._sum_work is not None
         self._sum_work.wait()
         values, self._values = self._values, []

@@ -1,6 +1,6 @@
 """What layers keep from step to step beside parameters: the running figures of norms, and other buffers.
 
-Norms train with the figures of their own microbatches; their running figures are averaged over all holders
+Norms train with the figures of their own microbatches; their running figures are averaged over all replicas
 before they are saved or validated with. A step that is made again begins with the buffers it began with.
 """
 
@@ -43,7 +43,7 @@ class BatchNormStats:
         return torch.cat([*parts, torch.tensor([more], dtype=torch.float32)])
 
     def set(self, summed: Tensor) -> None:
-        """Takes what all holders' figures sum to. RunError: the number of batches seen is none."""
+        """Takes what all replicas' figures sum to. RunError: the number of batches seen is none."""
         at, seen = 0, summed[-1].item()
         if not (math.isfinite(seen) and seen >= 0):
             raise RunError(f"the batches that holders say a norm has seen add up to {seen:g}")
@@ -65,11 +65,11 @@ def batch_norm_stats(layer: nn.Module) -> list[BatchNormStats]:
 def average_figures(
     sums: RouteSum, layout: SumLayout, figures: Sequence[BatchNormStats], share: float, step: int
 ) -> None:
-    """Gives every holder the mean of all holders' figures, weighted by microbatches.
+    """Gives every replica the mean of all replicas' figures, weighted by microbatches.
 
     Args:
         layout: of the figures, as one bucket.
-        share: of the step's microbatches, that this holder's figures are of.
+        share: of the step's microbatches, that this replica's figures are of.
     """
     sum_work = SumWork(layout, step, kind=FIGURES)
     values = [figure.weighted(share) for figure in figures]

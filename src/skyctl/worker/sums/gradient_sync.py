@@ -12,11 +12,11 @@ Pipelines with cuts of their own sum in groups, the largest ranges of layers tha
 is in the groups of its layers, and one of every pipeline is in each group. So all groups come to the same
 verdict on whether a step is the last: a pipeline's ranks know of it from their forwards.
 
-A gradient that is None stays None only where every holder has none. Batch norms train with the figures of
+A gradient that is None stays None only where every replica has none. Batch norms train with the figures of
 their own microbatches; their running figures are averaged before they are saved or validated with.
 
 With ``powersgd:R`` gradients are summed in two passes, one after the other (``low_rank_gradients``).
-With ``fixed32`` gradients are summed as integers (``summed_gradients``). Where one did not fit, all holders
+With ``fixed32`` gradients are summed as integers (``summed_gradients``). Where one did not fit, all replicas
 know it before any of them uses the sum, and make the step again from the same batch.
 """
 
@@ -56,10 +56,10 @@ class SyncReport(NamedTuple):
     """One step's sum, as one rank saw it.
 
     Attributes:
-        idle_s: waiting for other holders to end their backwards, from this rank's last one on.
+        idle_s: waiting for other replicas to end their backwards, from this rank's last one on.
         transfer_s: from then until the sum was there.
-        is_last: some holder was told that the run ends with this step.
-        repeats: nothing is summed: all holders make the step's microbatches again.
+        is_last: some replica was told that the run ends with this step.
+        repeats: nothing is summed: all replicas make the step's microbatches again.
         ahead: with a parameter server, by how many clocks this rank was ahead of the slowest then.
     """
 
@@ -199,23 +199,23 @@ class GradientSync:
         self._watching, self._reached = early, self._layers
 
     def finish(self, *, is_last: bool) -> SyncReport:
-        """The last backward is over: returns once all gradients are the sums of all holders'.
+        """The last backward is over: returns once all gradients are the sums of all replicas'.
 
-        Or once all holders know that the step must be made again; its layers' buffers are then as they were.
+        Or once all replicas know that the step must be made again; its layers' buffers are then as they were.
 
         Args:
             is_last: whether this pipeline was told that the run ends with this step.
 
         Raises:
-            PeerLostError: a holder is gone.
-            RunError: a holder has sent something else than what was expected.
+            PeerLostError: a replica is gone.
+            RunError: a replica has sent something else than what was expected.
             WorkloadError: a gradient is sparse.
         """
         ended = time.perf_counter()
         self._watching = False
         for group in self._groups:
             group.add_ready(0)
-        # all ranks in one order, or they would wait for each other; last layers' holders are done first
+        # all ranks in one order, or they would wait for each other; last layers' replicas are done first
         agreed = [group.agree(is_last) for group in reversed(self._groups)]
         announced = time.perf_counter()
         for group in self._groups:
@@ -229,7 +229,7 @@ class GradientSync:
         return SyncReport(waited_s - travelling_s, transfer_s, any(agreed), repeats)
 
     def average_figures(self, step: int) -> None:
-        """Gives every holder the mean of all holders' running figures, weighted by microbatches.
+        """Gives every replica the mean of all replicas' running figures, weighted by microbatches.
 
         How many batches a norm has seen becomes the number that all have seen together.
         """

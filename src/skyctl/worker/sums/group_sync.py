@@ -107,7 +107,7 @@ class GroupSync:
             self._ready_layers += 1
 
     def agree(self, is_last: bool) -> bool:
-        """Whether any holder ends with this step; what else is agreed on is kept for ``finish``."""
+        """Whether any replica ends with this step; what else is agreed on is kept for ``finish``."""
         own = bytes([is_last, self.gradients.overflows(), *self.gradients.codes()])
         agreed = self.sums.agree(own, self.gradients.largest_code)
         self.repeats, self._codes = bool(agreed[1]), agreed[AGREED_FLAGS:]

@@ -1,13 +1,12 @@
 """Sums of gradients as products of two thin matrices (PowerSGD, Vogels et al. 2019, arXiv 1905.13727).
 
-R is the rank of the products; who sums is called a holder here. A parameter of two dimensions or more is seen
-as a matrix of n rows (its first dimension) and m columns. Where R · (n + m) < n · m it is summed in two
-passes: first P, the sum of all holders' M Q, whose columns are then made orthonormal; then Q, the sum of
-their Mᵀ P. The gradient is P Qᵀ on every holder. M is a holder's own gradient plus its residual, what all
-sums before have left out; the next step begins with this step's Q. Everything else is summed whole in the
-first pass.
+R is the rank of the products; replicas sum. A parameter of two dimensions or more is seen as a matrix of n
+rows (its first dimension) and m columns. Where R · (n + m) < n · m it is summed in two passes: first P, the
+sum of all replicas' M Q, whose columns are then made orthonormal; then Q, the sum of their Mᵀ P. The gradient
+is P Qᵀ on every replica. M is a replica's own gradient plus its residual, what all sums before have left out;
+the next step begins with this step's Q. Everything else is summed whole in the first pass.
 
-P and P Qᵀ have the same bits on any processor (``fixed_order``). M Q and Mᵀ P are a holder's own, of which
+P and P Qᵀ have the same bits on any processor (``fixed_order``). M Q and Mᵀ P are a replica's own, of which
 only the sums are shared.
 """
 
@@ -37,10 +36,10 @@ class _Factors:
     q: Tensor | None = None
     p: Tensor | None = None
     summed_q: Tensor | None = None
-    """Of this step: first this holder's own, then the sum."""
+    """Of this step: first this replica's own, then the sum."""
 
     def project(self, basis: Tensor) -> None:
-        """With that P: this holder's own Q, and as residual what their product leaves out."""
+        """With that P: this replica's own Q, and as residual what their product leaves out."""
         assert self.residual is not None
         self.p = basis.to(self.residual.device)
         self.summed_q = self.residual.t() @ self.p
@@ -53,11 +52,11 @@ class _Factors:
 class LowRankGradients(FloatGradients):
     """A group's gradients, compressed to ``rank`` from step ``uncompressed_steps`` on.
 
-    A parameter that no holder has a gradient for keeps its residual. One whose sum is not finite gets a
-    gradient of NaN on every holder, and loses its residual.
+    A parameter that no replica has a gradient for keeps its residual. One whose sum is not finite gets a
+    gradient of NaN on every replica, and loses its residual.
 
     Args:
-        seeds: by parameter, of its first Q; the same on every holder.
+        seeds: by parameter, of its first Q; the same on every replica.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class LowRankGradients(FloatGradients):
         return flat
 
     def second_pass(self, codes: bytes) -> list[Tensor]:
-        """This holder's Mᵀ P of each compressed parameter, flat, once all P are summed."""
+        """This replica's Mᵀ P of each compressed parameter, flat, once all P are summed."""
         all_factors: list[_Factors] = []
         of_rows: dict[int, list[_Factors]] = {}
         for factors, code in zip(self._factors, codes, strict=True) if self._compresses else ():
@@ -112,7 +111,7 @@ class LowRankGradients(FloatGradients):
             all_factors.append(factors)
             if code and bool(factors.p.isfinite().all()):
                 of_rows.setdefault(factors.rows, []).append(factors)
-            else:  # told by what all holders have, so all do so
+            else:  # told by what all replicas have, so all do so
                 factors.summed_q = factors.p.new_zeros(factors.columns, self._rank)
         for alike in of_rows.values():
             bases = orthonormal(torch.stack([factors.p for factors in alike if factors.p is not None]))

@@ -1,4 +1,4 @@
-"""The passes of one step's sum of gradients, as holders and helpers cut them alike.
+"""The passes of one step's sum of gradients, as replicas and helpers cut them alike.
 
 Every format has one pass but ``powersgd:R``, which has two (``low_rank_gradients``), both in float32; a run's
 first steps may be summed whole.

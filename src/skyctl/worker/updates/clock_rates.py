@@ -35,9 +35,9 @@ class ClockRates:
             self._options[self._newest] = self._current()
         self._put(clock)
 
-    def forget(self, before: int) -> None:
-        """No clock before that one is asked for again."""
-        for clock in [clock for clock in self._options if clock < min(before, self._newest)]:
+    def drop_before(self, first: int) -> None:
+        """No clock before ``first`` is asked for again."""
+        for clock in [clock for clock in self._options if clock < min(first, self._newest)]:
             del self._options[clock]
 
     def _current(self) -> list[dict[str, Any]]:

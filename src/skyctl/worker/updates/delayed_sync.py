@@ -83,7 +83,7 @@ class DelayedSync(GradientSync):
         began = max(group_sync.sum_work.agreed_at for group_sync in self._pending)
         self._pending = []
         waited_s = time.perf_counter() - ended
-        idle_s = min(waited_s, max(0.0, began - ended))  # some holder had not come so far
+        idle_s = min(waited_s, max(0.0, began - ended))  # some replica had not come so far
         return SyncReport(idle_s, waited_s - idle_s, any(are_last), repeats=False)
 
 
@@ -102,7 +102,7 @@ class _PendingSum:
         self._group.sums.agree_later(own, self.gradients.largest_code)
 
     def finish(self) -> bool:
-        """Waits for the sum, and gives it to the parameters; whether any holder was told to end."""
+        """Waits for the sum, and gives it to the parameters; whether any replica was told to end."""
         self.sum_work.wait()
         self.gradients.finish(self.sum_work.agreed[AGREED_FLAGS:])
         return bool(self.sum_work.agreed[0])

@@ -144,7 +144,7 @@ class ParameterRoot:
             if wants_end and self._end is None:
                 self._end, self.ended_by = max(self._granted.values()), worker
             slowest = min(self._finished.values())
-            self._rates.forget(slowest)
+            self._rates.drop_before(slowest)
             if slowest == max(self._finished.values()) and self._is_meeting(slowest - 1):
                 self._meeting, self._is_resumed = slowest, self._is_last(slowest - 1)
             self._changed.notify_all()

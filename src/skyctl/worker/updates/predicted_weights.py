@@ -27,7 +27,7 @@ class PredictedWeights:
     """The weights of a stage, and what they were before the last update.
 
     Per step: ``enter`` before the first forward and ``leave`` after the last backward; then ``keep`` right
-    before an update whose successor is under way, or ``forget`` where none is.
+    before an update whose successor is under way, or ``discard`` where none is.
     """
 
     def __init__(self, layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
@@ -62,7 +62,7 @@ class PredictedWeights:
             self._held = [weight.clone() for weight in self._weights.masters]
         self._holds_now = False
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drops the last update: none is under way, and a run that resumes here knows of none."""
         self._held, self._holds_now = [], False
 

@@ -1,8 +1,9 @@
 """A worker of a parameter server: in the place of a sum it pushes its gradients and pulls weights.
 
-A worker is a holder; its clock is its step. It computes the gradient of its share of a step's batch, weighted
-by the samples' share of the whole batch, with the weights that it pulled last. The root (``parameter_root``)
-is the first rank, which computes as well: it serves each other worker in a thread of its own.
+A worker is a replica; its clock is its step. It computes the gradient of its share of a step's batch,
+weighted by the samples' share of the whole batch, with the weights that it pulled last. The root
+(``parameter_root``) is the first rank, which computes as well: it serves each other worker in a thread of
+its own.
 
 Optimizers, their state and the learning rate are the root's; clipping is of each worker's own gradients.
 """

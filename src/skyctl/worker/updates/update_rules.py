@@ -80,7 +80,7 @@ class EachStep:
         return False
 
     def average_figures(self, step: int) -> None:
-        """Gives all holders of this stage's layers the mean of their norms' running figures."""
+        """Gives all replicas of this stage's layers the mean of their norms' running figures."""
         if self._sync is not None:
             with self._update.progress.waits(f"averaging running figures after step {step}"):
                 self._sync.average_figures(step)
@@ -168,7 +168,7 @@ class OneLate(EachStep):
             report.is_last = report.is_last or own.is_last
             self._update.make(step, report)
             if predicted is not None:
-                predicted.forget()
+                predicted.discard()
         return False
 
 

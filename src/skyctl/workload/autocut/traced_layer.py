@@ -170,33 +170,33 @@ def make_layer(
 def place_module(layer: nn.Module, path: str, module: nn.Module) -> None:
     """Puts a submodule of the model at its dotted name into the layer."""
     parent, _, name = path.rpartition(".")
-    holder = _holder(layer, parent)
-    if holder is not None:
-        holder._modules[name] = module
+    submodule = _submodule(layer, parent)
+    if submodule is not None:
+        submodule._modules[name] = module
 
 
 def place_tensor(layer: nn.Module, path: str, model: nn.Module, seen: set[str]) -> None:
     """Puts a tensor of the model at its dotted name into the layer, unless a submodule there has it."""
     parent, _, name = path.rpartition(".")
-    holder = _holder(layer, parent)
-    if holder is None or name in holder._parameters or name in holder._buffers:
+    submodule = _submodule(layer, parent)
+    if submodule is None or name in submodule._parameters or name in submodule._buffers:
         return
     owner = model.get_submodule(parent)
     if name in owner._parameters:
-        holder.register_parameter(name, owner._parameters[name])
+        submodule.register_parameter(name, owner._parameters[name])
     elif name in owner._buffers:
         saved = name not in owner._non_persistent_buffers_set and path not in seen
         seen.add(path)
-        holder.register_buffer(name, owner._buffers[name], persistent=saved)
+        submodule.register_buffer(name, owner._buffers[name], persistent=saved)
     else:
-        setattr(holder, name, getattr(owner, name))
+        setattr(submodule, name, getattr(owner, name))
 
 
 class _Scope(nn.Module):
     """In the place of an opened module: holds those of its submodules and tensors that a layer needs."""
 
 
-def _holder(layer: nn.Module, path: str) -> nn.Module | None:
+def _submodule(layer: nn.Module, path: str) -> nn.Module | None:
     """The module at a dotted name, made where there is none; None: it is within a submodule that is whole."""
     at = layer
     for name in path.split(".") if path else ():

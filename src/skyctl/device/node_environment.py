@@ -1,4 +1,4 @@
-"""What a node is: versions, processors, memory, devices. Task: ``skyctl.device.node_facts``.
+"""What a node is: versions, processors, memory, devices. Task: ``skyctl.device.node_environment``.
 
 A figure that can't be had is None, and ``notes`` says why.
 """
@@ -28,11 +28,11 @@ from skyctl.errors import SkyctlError
 
 
 def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:  # noqa: ARG001 - the task interface
-    """The task: ``{"devices": ["cpu", "cuda:1"] | null}`` → ``facts``'s dict."""
-    return collect_facts(payload.get("devices"))
+    """The task: ``{"devices": ["cpu", "cuda:1"] | null}`` → ``collect_environment``'s dict."""
+    return collect_environment(payload.get("devices"))
 
 
-def collect_facts(wanted: Sequence[str] | None = None) -> dict[str, Any]:
+def collect_environment(wanted: Sequence[str] | None = None) -> dict[str, Any]:
     """Everything known of this node without measuring.
 
     Args:

@@ -1,4 +1,4 @@
-"""Whatever a workload has, one to four holders with unequal shares train as one device does, step by step."""
+"""Whatever a workload has, one to four replicas with unequal shares train as one device does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def train(pool: Any, driver: ModuleType, spec: Any, shares: list[int], steps: in
 
 
 @pytest.mark.slow
-def test_thirty_steps_of_one_to_four_holders_and_of_a_pipeline(
+def test_thirty_steps_of_one_to_four_replicas_and_of_a_pipeline(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
     """Eight samples in six microbatches (2 2 1 1 1 1), layers with tuples, without parameters, one frozen."""
@@ -96,7 +96,7 @@ def test_as_on_one_device(
         assert rounded.losses == pytest.approx(alone.losses, rel=close)
 
 
-def test_running_figures_are_the_mean_of_the_holders(
+def test_running_figures_are_the_mean_of_the_replicas(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
