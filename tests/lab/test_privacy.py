@@ -97,11 +97,11 @@ for port in ports:
     sock.setblocking(False)
     socks.append(sock)
 print("ready", flush=True)
-total, told = 0, False
+total, is_asked = 0, False
 with open(path, "wb") as out:
-    while total < most and time.monotonic() < end and not told:
+    while total < most and time.monotonic() < end and not is_asked:
         ready = select.select([*socks, sys.stdin], [], [], 1.0)[0]
-        told = sys.stdin in ready
+        is_asked = sys.stdin in ready
         for sock in socks:
             try:
                 while total < most:
@@ -111,7 +111,7 @@ with open(path, "wb") as out:
             except BlockingIOError:
                 pass
 lost = sum(struct.unpack("II", sock.getsockopt(263, 6, 8))[1] for sock in socks)  # PACKET_STATISTICS
-print(json.dumps({"bytes": total, "lost": lost, "whole": told}), flush=True)
+print(json.dumps({"bytes": total, "lost": lost, "whole": is_asked}), flush=True)
 """
 
 Flow = tuple[str, int, str, int]

@@ -174,17 +174,17 @@ def test_host_buffers_are_used_again_but_not_while_they_are_copied_from(
     staging, device, _ = parts
     for number in range(5):
         staging.send(torch.full((2, 2), float(number)), 3).wait(LIMIT)
-    assert staging.buffers.made == 1
+    assert staging.buffers.allocated == 1
     targets = []
     for _ in range(3):
         targets.append(torch.empty(2, 2))
         staging.recv(targets[-1], 3).wait(LIMIT)  # its copy is queued, and has not begun
         assert device.order.count("in") == 0
-    assert staging.buffers.made == 3
+    assert staging.buffers.allocated == 3
     device.computing.mark().synchronize()
     assert [float(t[0, 0]) for t in targets] == [0, 1, 2]
     staging.recv(torch.empty(4, dtype=torch.int32).view(2, 2), 3).wait(LIMIT)  # as many bytes
-    assert staging.buffers.made == 3
+    assert staging.buffers.allocated == 3
 
 
 def test_a_receive_waits_for_the_memorys_last_use_and_its_consumer_for_it(
@@ -255,8 +255,8 @@ import json
 import torch
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.peer_connection import PeerConnection
-told = json.loads(sys.stdin.readline())
-identity = TlsIdentity(**told) if told else None
+fields = json.loads(sys.stdin.readline())
+identity = TlsIdentity(**fields) if fields else None
 pair = PeerConnection("rank 0", 30.0, secret="s", identity=identity)
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=30.0)
 for _ in range(20):
@@ -296,7 +296,7 @@ def test_a_pair_whose_tensors_are_on_a_device(tls: TlsIdentity | None) -> None:
             work.wait()
         device.computing.mark().synchronize()
         assert [float(answer[-1]) for answer in answers] == [100.0 + n for n in range(20)]
-        assert staging.buffers.made == 21  # one for the sends, and every receive was posted ahead
+        assert staging.buffers.allocated == 21  # one for the sends, and every receive was posted ahead
         pair.close(graceful=True)
         with pytest.raises(PeerLostError, match="closed"):
             pair.send(value, FIRST_TAG)

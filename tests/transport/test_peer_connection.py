@@ -30,8 +30,8 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
-told = json.loads(sys.stdin.readline())
-tls = TlsIdentity(**told) if told else None
+fields = json.loads(sys.stdin.readline())
+tls = TlsIdentity(**fields) if fields else None
 pair = PeerConnection("rank 0", 30.0, secret=sys.argv[2], identity=tls)
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=float(sys.argv[3]))
 print("connected", flush=True)

@@ -147,7 +147,7 @@ class HostBufferPool:
         self._streams = streams
         self._free: dict[int, deque[tuple[Tensor, StreamEvent | None]]] = {}
         self._lock = threading.Lock()
-        self.made = 0
+        self.allocated = 0
 
     def get(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """(the buffer, the same memory with the tensor's shape and dtype)."""
@@ -157,7 +157,7 @@ class HostBufferPool:
             # where the oldest is still being copied from, another is made rather than waited for
             ready = bool(free) and (free[0][1] is None or free[0][1].query())
             buffer = free.popleft()[0] if ready else None
-            self.made += buffer is None
+            self.allocated += buffer is None
         if buffer is None:
             buffer = self._streams.host(nbytes)
         return buffer, buffer.view(like.dtype).view(like.shape)

@@ -7,17 +7,17 @@
     try {
       const answer = await fetch("/update" + location.search, {cache: "no-store"});
       if (!answer.ok) throw new Error(await answer.text());
-      const told = await answer.json();
-      for (const [name, html] of Object.entries(told.parts)) {
+      const page = await answer.json();
+      for (const [name, html] of Object.entries(page.parts)) {
         if (shown.get(name) === html) continue;
         document.getElementById(name).innerHTML = html;
         shown.set(name, html);
       }
-      document.title = told.title;
+      document.title = page.title;
       document.body.dataset.updated = Number(document.body.dataset.updated || 0) + 1;
       connection.hidden = true;
       failures = 0;
-      if (told.ended) return;
+      if (page.ended) return;
     } catch (error) {
       failures += 1;
       connection.textContent = "skyctl watch does not answer; the figures are of before. " +
