@@ -35,8 +35,8 @@ def cluster(text: str):
 
 
 def test_the_contracts_example() -> None:
-    found = cluster(CONTRACT)
-    alias, tower, laptop = found.nodes
+    read = cluster(CONTRACT)
+    alias, tower, laptop = read.nodes
     assert (alias.name, alias.host, alias.user) == ("alias-from-ssh-config", "alias-from-ssh-config", "ada")
     assert alias.port is None
     assert tower.devices == ("cuda:0", "cuda:1")
@@ -45,23 +45,23 @@ def test_the_contracts_example() -> None:
     assert tower.env == {"OMP_NUM_THREADS": "8"}
     assert (laptop.host, laptop.user, laptop.identity_file, laptop.slowdown) == (None, None, None, 2.0)
     assert laptop.python == sys.executable
-    assert found.groups == {"fast": ("tower",), "data": ("laptop",)}
+    assert read.groups == {"fast": ("tower",), "data": ("laptop",)}
 
 
 def test_the_shipped_example_is_valid_and_shows_every_key() -> None:
     from skyctl.inventory.cluster_file import NODE_KEYS
 
     path = Path(__file__).parents[2] / "cluster.example.yaml"
-    found = read_cluster(path)
-    assert [node.name for node in found.nodes] == ["workstation", "tower", "laptop"]
+    read = read_cluster(path)
+    assert [node.name for node in read.nodes] == ["workstation", "tower", "laptop"]
     assert [key for key in NODE_KEYS if f"{key}:" not in path.read_text()] == []
 
 
 def test_a_cluster_file_may_say_what_carries_tensors() -> None:
     assert cluster("nodes: [a]\n").backend is None
-    found = cluster("backend: gloo\nnodes: [a]\n")
-    assert found.backend == "gloo"
-    assert found.digest == cluster("nodes: [a]\n").digest  # its nodes are what they were
+    read = cluster("backend: gloo\nnodes: [a]\n")
+    assert read.backend == "gloo"
+    assert read.digest == cluster("nodes: [a]\n").digest  # its nodes are what they were
     with pytest.raises(
         InventoryError, match=r"cluster.yaml:1: .*backend.*'auto', 'gloo', 'nccl' or 'skyctl'"
     ):
@@ -69,27 +69,27 @@ def test_a_cluster_file_may_say_what_carries_tensors() -> None:
 
 
 def test_a_local_node_takes_no_default_python_but_may_name_one() -> None:
-    found = cluster(
+    read = cluster(
         "defaults: {python: /opt/python}\nnodes:\n  - h\n  - {name: l, transport: local}\n"
         "  - {name: m, transport: local, python: /mine/python}\n"
     )
-    assert [node.python for node in found.nodes] == ["/opt/python", sys.executable, "/mine/python"]
+    assert [node.python for node in read.nodes] == ["/opt/python", sys.executable, "/mine/python"]
 
 
 def test_defaults_fill_and_env_merges() -> None:
-    found = cluster(
+    read = cluster(
         'defaults: {port: 2200, slowdown: 3, env: {A: "1", B: "1"}}\n'
         'nodes:\n  - bob@h\n  - {name: b, port: 22, env: {B: "2"}}\n  - {name: l, transport: local}\n'
     )
-    bare, b, local = found.nodes
+    bare, b, local = read.nodes
     assert (bare.name, bare.host, bare.user, bare.port) == ("h", "h", "bob", 2200)
     assert (b.host, b.port, b.env, b.slowdown) == ("b", 22, {"A": "1", "B": "2"}, 1.0)
     assert (local.port, local.slowdown, local.env) == (None, 3.0, {"A": "1", "B": "1"})
 
 
 def test_local_by_default() -> None:
-    found = cluster("defaults: {transport: local}\nnodes: [a, {name: b}, {name: c, transport: ssh}]\n")
-    assert [(n.transport, n.host) for n in found.nodes] == [("local", None), ("local", None), ("ssh", "c")]
+    read = cluster("defaults: {transport: local}\nnodes: [a, {name: b}, {name: c, transport: ssh}]\n")
+    assert [(n.transport, n.host) for n in read.nodes] == [("local", None), ("local", None), ("ssh", "c")]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_errors_name_file_and_line(text: str, message: str) -> None:
 
 
 def test_groups_of_groups() -> None:
-    found = cluster("nodes: [a, b, c]\ngroups: {x: [a, b], y: [x, c, a]}\n")
-    assert found.groups == {"x": ("a", "b"), "y": ("a", "b", "c")}
+    read = cluster("nodes: [a, b, c]\ngroups: {x: [a, b], y: [x, c, a]}\n")
+    assert read.groups == {"x": ("a", "b"), "y": ("a", "b", "c")}
 
 
 def test_name_by_default(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_no_hosts(text: str) -> None:
 
 
 def test_several_hosts_in_one_word() -> None:
-    found = parse_hosts("ada@gpu[1-2,7]:22,cpu01")
-    assert [(node.name, node.user, node.port) for node in found] == [
+    hosts = parse_hosts("ada@gpu[1-2,7]:22,cpu01")
+    assert [(node.name, node.user, node.port) for node in hosts] == [
         *((f"gpu{i}", "ada", 22) for i in (1, 2, 7)),
         ("cpu01", None, None),
     ]
@@ -68,9 +68,9 @@ def test_names_are_written_as_they_are(name: str) -> None:
 @pytest.mark.parametrize("name", ["home", "two words", "no", "1e3", "#x", "a: b", "q\"'", "ümlaut"])
 def test_what_is_written_is_read_back(name: str) -> None:
     hosts = [parse_host(t) for t in ("tower", "ada@192.0.2.10", "no", "0x10", "h:22", "::1")]
-    found = parse_cluster(parse_yaml(render_cluster_file([*hosts, *local_nodes(2)], name), "f"))
-    assert found.name == name
-    assert [n.name for n in found.nodes] == [
+    read = parse_cluster(parse_yaml(render_cluster_file([*hosts, *local_nodes(2)], name), "f"))
+    assert read.name == name
+    assert [n.name for n in read.nodes] == [
         "tower",
         "192.0.2.10",
         "no",
@@ -80,8 +80,8 @@ def test_what_is_written_is_read_back(name: str) -> None:
         "local-1",
         "local-2",
     ]
-    assert [n.transport for n in found.nodes][-2:] == ["local", "local"]
-    assert found.nodes[1].user == "ada"
+    assert [n.transport for n in read.nodes][-2:] == ["local", "local"]
+    assert read.nodes[1].user == "ada"
 
 
 def test_render_refuses_doubles_and_nothing() -> None:

@@ -70,16 +70,16 @@ def imported(folder: Path, name: str, text: str) -> ForeignInventory:
     return read_foreign(folder / name)
 
 
-def cluster(found: ForeignInventory) -> Cluster:
+def cluster(inventory: ForeignInventory) -> Cluster:
     """What init would write, read back."""
-    return parse_cluster(parse_yaml(render_cluster_file(found.nodes, "c", found.groups), "c"))
+    return parse_cluster(parse_yaml(render_cluster_file(inventory.nodes, "c", inventory.groups), "c"))
 
 
 def test_ansible_in_yaml(tmp_path: Path) -> None:
-    found = imported(tmp_path, "inventory.yml", YAML)
-    made = cluster(found)
-    assert [n.name for n in made.nodes] == ["lone", "g08.lan", "g10.lan", "big", "x", "y", "here"]
-    assert {n.name: n.user for n in made.nodes} == {
+    inventory = imported(tmp_path, "inventory.yml", YAML)
+    read = cluster(inventory)
+    assert [n.name for n in read.nodes] == ["lone", "g08.lan", "g10.lan", "big", "x", "y", "here"]
+    assert {n.name: n.user for n in read.nodes} == {
         "lone": "ada",
         "g08.lan": "grace",
         "g10.lan": "grace",
@@ -88,7 +88,7 @@ def test_ansible_in_yaml(tmp_path: Path) -> None:
         "y": "inner",
         "here": None,
     }
-    big, here = made.node("big"), made.node("here")
+    big, here = read.node("big"), read.node("here")
     assert (big.host, big.port, big.identity_file, big.proxy_jump, big.python) == (
         "192.0.2.10",
         2222,
@@ -96,9 +96,9 @@ def test_ansible_in_yaml(tmp_path: Path) -> None:
         "eve@bastion",
         "python3",
     )
-    assert (made.node("y").proxy_jump, made.node("y").python) == ("j1", "/opt/py/bin/python")
-    assert (made.node("x").port, here.transport) == (22, "local")
-    assert made.groups == {
+    assert (read.node("y").proxy_jump, read.node("y").python) == ("j1", "/opt/py/bin/python")
+    assert (read.node("x").port, here.transport) == (22, "local")
+    assert read.groups == {
         "gpu": ("g08.lan", "g10.lan", "big", "x", "y"),
         "inner": ("x", "y"),
         "me": ("here",),
@@ -135,15 +135,15 @@ ansible_ssh_private_key_file='/keys/k'
 
 def test_ansible_in_ini(tmp_path: Path) -> None:
     text = INI.replace("   ; another", "")
-    made = cluster(imported(tmp_path, "hosts", text))
-    assert [(n.name, n.host, n.port, n.user, n.identity_file) for n in made.nodes] == [
+    read = cluster(imported(tmp_path, "hosts", text))
+    assert [(n.name, n.host, n.port, n.user, n.identity_file) for n in read.nodes] == [
         ("mail", "192.0.2.1", None, "root", None),
         ("web1.lan", "web1.lan", 2200, "ada", "/keys/k"),
         ("web2.lan", "web2.lan", 2200, "ada", "/keys/k"),
         ("2001:db8::1", "2001:db8::1", 22, "root", "/keys/k"),
         ("db-a", "db-a", None, "root", "/keys/k"),
     ]
-    assert made.groups["sites"] == ("web1.lan", "web2.lan", "2001:db8::1", "db-a")
+    assert read.groups["sites"] == ("web1.lan", "web2.lan", "2001:db8::1", "db-a")
 
 
 LISTING = """\
@@ -162,17 +162,17 @@ PRINT_LISTING = f"/bin/cat <<'E'\n{LISTING}E"
 @pytest.mark.parametrize("name", ["hosts", "inventory.yml", "listing.json"])
 def test_a_listing_is_read_wherever_it_comes_from(name: str, tmp_path: Path, bin_folder: Path) -> None:
     install(bin_folder, f'[ "$1 $2" = "--list -i" ] && [ -f "$3" ] || exit 3\n{PRINT_LISTING}')
-    found = imported(tmp_path, name, LISTING if name == "listing.json" else "plugin: aws_ec2\n")
-    made = cluster(found)
-    assert [(n.name, n.host, n.port, n.user) for n in made.nodes] == [
+    inventory = imported(tmp_path, name, LISTING if name == "listing.json" else "plugin: aws_ec2\n")
+    read = cluster(inventory)
+    assert [(n.name, n.host, n.port, n.user) for n in read.nodes] == [
         ("c", "c", None, None),
         ("b", "b", None, None),
         ("a", "192.0.2.7", 77, None),
     ]
-    assert made.groups == {"g": ("b", "a"), "x": ("b", "a")}
-    assert "ansible_user is a template, which only ansible can fill in (a)" in found.notes
-    assert "ansible_user is sealed by ansible-vault (b)" in found.notes
-    assert "6162" not in str(found.notes)
+    assert read.groups == {"g": ("b", "a"), "x": ("b", "a")}
+    assert "ansible_user is a template, which only ansible can fill in (a)" in inventory.notes
+    assert "ansible_user is sealed by ansible-vault (b)" in inventory.notes
+    assert "6162" not in str(inventory.notes)
 
 
 def test_scripts_and_folders_are_read_by_ansible(tmp_path: Path, bin_folder: Path) -> None:
@@ -292,10 +292,10 @@ def test_inner_groups_win_and_the_host_itself(tmp_path: Path) -> None:
     ],
 )
 def test_hostfiles(tmp_path: Path, text: str, nodes: list[tuple[str, str | None, int | None]]) -> None:
-    found = imported(tmp_path, "hostfile", text)
-    assert found.kind == "a hostfile"
-    assert [(n.name, n.user, n.slots) for n in found.nodes] == nodes
-    assert len(cluster(found).nodes) == len(nodes)
+    inventory = imported(tmp_path, "hostfile", text)
+    assert inventory.kind == "a hostfile"
+    assert [(n.name, n.user, n.slots) for n in inventory.nodes] == nodes
+    assert len(cluster(inventory).nodes) == len(nodes)
 
 
 def test_slots_are_gpus_or_threads_where_asked() -> None:
@@ -334,5 +334,5 @@ def test_defaults_are_what_all_have_alike() -> None:
     alike = [NewNode(f"n{i}", user="ada", python="/opt/p y/python", port=2200 + i) for i in range(2)]
     text = render_cluster_file([*alike, NewNode("me", local=True)], "c")
     assert 'defaults: {user: ada, python: "/opt/p y/python"}' in text
-    made = parse_cluster(parse_yaml(text, "c"))
-    assert [(n.user, n.port) for n in made.nodes] == [("ada", 2200), ("ada", 2201), (None, None)]
+    read = parse_cluster(parse_yaml(text, "c"))
+    assert [(n.user, n.port) for n in read.nodes] == [("ada", 2200), ("ada", 2201), (None, None)]

@@ -175,9 +175,9 @@ def _parse_groups(document: YamlDocument, nodes: dict[str, Node]) -> dict[str, t
             elif member in given:
                 names.update(dict.fromkeys(expand(member, (*open_groups, group))))
             else:
-                known = (*nodes, *given)
+                choices = (*nodes, *given)
                 message = (
-                    f"group {group!r} names {member!r}, which is no node{nearest_word_hint(member, known)}"
+                    f"group {group!r} names {member!r}, which is no node{nearest_word_hint(member, choices)}"
                 )
                 raise document.error(loc, message)
         groups[group] = tuple(names)

@@ -116,21 +116,21 @@ def parse_host(text: str) -> NewNode:
     Raises:
         InputError: it is none of these.
     """
-    found = _HOST.match(text)
-    if found is None and text.count(":") > 1 and re.fullmatch(r"(?:[^@\s]+@)?[0-9A-Fa-f:.%\w]+", text):
+    match = _HOST.match(text)
+    if match is None and text.count(":") > 1 and re.fullmatch(r"(?:[^@\s]+@)?[0-9A-Fa-f:.%\w]+", text):
         user, _, host = text.rpartition("@")
         return NewNode(host, host, user or None)
-    if found is None or text.startswith("-"):
+    if match is None or text.startswith("-"):
         raise InputError(f"{text!r} is no host: give an ssh alias, or [user@]host[:port]")
-    host = found["six"] or found["host"]
+    host = match["six"] or match["host"]
     if host.startswith("-") or "/" in host:
         raise InputError(f"{text!r} is no host: {host!r} can't be the name of one")
-    port = int(found["port"]) if found["port"] else None
+    port = int(match["port"]) if match["port"] else None
     if port is not None and not 1 <= port <= 65535:
         raise InputError(f"{text!r}: a port is a number from 1 to 65535, not {port}")
-    if found["user"] is None and port is None and not found["six"]:
+    if match["user"] is None and port is None and not match["six"]:
         return NewNode(host)
-    return NewNode(host, host, found["user"], port)
+    return NewNode(host, host, match["user"], port)
 
 
 def local_nodes(count: int) -> list[NewNode]:
@@ -221,12 +221,12 @@ def ssh_aliases(config: Path | None = None) -> list[str]:
     repositories, not shells. A missing file has none.
     """
     path = config or Path.home() / ".ssh" / "config"
-    found: dict[str, None] = {}
-    _collect_aliases(path, path.parent, found, 0)
-    return list(found)
+    aliases: dict[str, None] = {}
+    _collect_aliases(path, path.parent, aliases, 0)
+    return list(aliases)
 
 
-def _collect_aliases(path: Path, ssh_folder: Path, found: dict[str, None], depth: int) -> None:
+def _collect_aliases(path: Path, ssh_folder: Path, aliases: dict[str, None], depth: int) -> None:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -236,26 +236,26 @@ def _collect_aliases(path: Path, ssh_folder: Path, found: dict[str, None], depth
         keyword, values = _split_config_line(line)
         if keyword == "host":
             block = [v for v in values if not any(c in v for c in "*?!") and not v.startswith("-")]
-            found.update(dict.fromkeys(block))
+            aliases.update(dict.fromkeys(block))
         elif keyword == "match":
             block = []
         elif keyword == "user" and values[:1] == ["git"]:
             for alias in block:
-                found.pop(alias, None)
+                aliases.pop(alias, None)
         elif keyword == "include" and depth < _MAX_INCLUDE_DEPTH:
             for value in values:
                 pattern = Path(value).expanduser()
                 whole = pattern if pattern.is_absolute() else ssh_folder / pattern
                 for inner in sorted(glob.glob(str(whole))):  # noqa: PTH207  (an absolute pattern)
-                    _collect_aliases(Path(inner), ssh_folder, found, depth + 1)
+                    _collect_aliases(Path(inner), ssh_folder, aliases, depth + 1)
 
 
 def _split_config_line(line: str) -> tuple[str, list[str]]:
     """``Host a "b c"``, ``Host=a`` → (``host``, [``a``, …]); comments and broken quotes → nothing."""
-    found = re.match(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*)", line)
-    if found is None:
+    match = re.match(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*)", line)
+    if match is None:
         return "", []
     try:
-        return found[1].lower(), shlex.split(found[2], comments=True)
+        return match[1].lower(), shlex.split(match[2], comments=True)
     except ValueError:
         return "", []

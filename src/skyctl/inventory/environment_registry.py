@@ -44,20 +44,20 @@ def with_prepared_environments(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"nodes": nodes})
 
 
-def register_environment(cluster_name: str, node: str, made: PreparedEnvironment | None) -> None:
+def register_environment(cluster_name: str, node: str, environment: PreparedEnvironment | None) -> None:
     """Keeps one node's environment; None: it has none any more. The file goes with its last node.
 
     Raises:
         SkyctlError: it can't be written.
     """
-    if made is None and not setups_file(cluster_name).exists():
+    if environment is None and not setups_file(cluster_name).exists():
         return
 
     def change(kept: dict[str, PreparedEnvironment]) -> None:
-        if made is None:
+        if environment is None:
             kept.pop(node, None)
         else:
-            kept[node] = made
+            kept[node] = environment
 
     _update_registry(cluster_name, change)
 

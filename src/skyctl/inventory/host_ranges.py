@@ -29,15 +29,15 @@ def expand_hosts(word: str) -> list[str]:
     Raises:
         ValueError: a range is empty, or there are more than ``MAX_HOSTS``.
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for pattern in split_hosts(word) or [word]:
         names = list(itertools.islice(_expand(pattern), MAX_HOSTS + 1))
         if not names:
             raise ValueError(f"the range in {pattern!r} is empty")
-        found += names
-        if len(found) > MAX_HOSTS:
+        hosts += names
+        if len(hosts) > MAX_HOSTS:
             raise ValueError(f"{word!r} makes more than {MAX_HOSTS:,} hosts")
-    return found
+    return hosts
 
 
 def without_slurm_ranges(word: str) -> list[str]:
@@ -46,13 +46,13 @@ def without_slurm_ranges(word: str) -> list[str]:
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    found = _RANGE.search(pattern)
-    if found is None:
+    match = _RANGE.search(pattern)
+    if match is None:
         yield pattern
         return
-    for middle in _slurm_numbers(found[4]) if found[4] else _ansible_middles(found[1], found[2], found[3]):
-        for rest in _expand(pattern[found.end() :]):
-            yield f"{pattern[: found.start()]}{middle}{rest}"
+    for middle in _slurm_numbers(match[4]) if match[4] else _ansible_middles(match[1], match[2], match[3]):
+        for rest in _expand(pattern[match.end() :]):
+            yield f"{pattern[: match.start()]}{middle}{rest}"
 
 
 def _slurm_numbers(listed: str) -> Iterator[str]:

@@ -56,11 +56,11 @@ class YamlDocument:
                 value = value.get(part) if isinstance(value, dict) else None
         return value
 
-    def mapping(self, loc: YamlPath, known: Collection[str] | None, where: str) -> dict[str, Any]:
+    def mapping(self, loc: YamlPath, allowed: Collection[str] | None, where: str) -> dict[str, Any]:
         """The mapping there, its keys checked; an empty one where nothing stands.
 
         Args:
-            known: the keys there may be; None: any.
+            allowed: the keys there may be; None: any.
             where: what it is, for errors: ``node 'tower'``.
 
         Raises:
@@ -72,9 +72,9 @@ class YamlDocument:
         if not isinstance(value, dict):
             raise self.error(loc, f"{where} must be a mapping (KEY: VALUE), it is {describe_value(value)}")
         for key in value:
-            if known is not None and key not in known:
+            if allowed is not None and key not in allowed:
                 raise self.error(
-                    (*loc, key), f"unknown key {key!r} in {where}{nearest_word_hint(key, known)}"
+                    (*loc, key), f"unknown key {key!r} in {where}{nearest_word_hint(key, allowed)}"
                 )
         return value
 
@@ -132,16 +132,16 @@ def quoting_advice(value: object) -> str:
     return f" ({_NOT_TEXT.format(kind=kinds[type(value)])})" if type(value) in kinds else ""
 
 
-def nearest_word(word: str, known: Collection[str]) -> str | None:
+def nearest_word(word: str, words: Collection[str]) -> str | None:
     """The known word that ``word`` is most likely a misspelling of; None where none is close."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
 
 
-def nearest_word_hint(word: str, known: Collection[str]) -> str:
+def nearest_word_hint(word: str, words: Collection[str]) -> str:
     """``; did you mean 'port'?``, or a list of the known words where none is close."""
-    if (close := nearest_word(word, known)) is not None:
+    if (close := nearest_word(word, words)) is not None:
         return f"; did you mean {close!r}?"
-    return f"; there are {', '.join(sorted(known))}" if known else ""
+    return f"; there are {', '.join(sorted(words))}" if words else ""
 
 
 def load_yaml(path: str | Path, *, hint: str | None = None) -> YamlDocument:

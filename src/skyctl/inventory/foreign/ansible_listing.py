@@ -45,13 +45,13 @@ class AnsibleListing:
 
     def members(self) -> dict[str, dict[str, None]]:
         """By group the hosts in it and in all groups within it, in order."""
-        found: dict[str, dict[str, None]] = {}
+        members: dict[str, dict[str, None]] = {}
         for name in self.inner_first():
             group = self.groups.get(name, AnsibleGroup())
-            found[name] = dict.fromkeys(group.hosts)
+            members[name] = dict.fromkeys(group.hosts)
             for child in group.children:
-                found[name] |= found[child]
-        return found
+                members[name] |= members[child]
+        return members
 
 
 def list_inventory(program: str, path: Path) -> AnsibleListing:
@@ -124,10 +124,10 @@ def _group(entry: Mapping[str, Any], path: str, name: str) -> AnsibleGroup:
         raise InventoryError(
             f"{path}: group {name!r} has variables of its own", hint="list it without --export"
         )
-    found = []
+    name_lists = []
     for key in ("hosts", "children"):
         names = entry.get(key, [])
         if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
             raise InventoryError(f"{path}: {key} of group {name!r} are no list of names")
-        found.append(names)
-    return AnsibleGroup(*found)
+        name_lists.append(names)
+    return AnsibleGroup(*name_lists)

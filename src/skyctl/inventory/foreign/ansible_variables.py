@@ -156,9 +156,9 @@ def _proxy_jump(variables: Mapping[str, Any], host: str, notes: ImportNotes) -> 
         text = _text_variable(variables, name, host, notes)
         if text is None:
             continue
-        found = _proxy_jump_of_arguments(text)
-        jump = found or jump
-        if found is None:
+        destination = _proxy_jump_of_arguments(text)
+        jump = destination or jump
+        if destination is None:
             notes.add(f"{name} is not taken; what ssh needs can stand in ~/.ssh/config", host)
     return jump
 
@@ -204,7 +204,7 @@ def _ssh_destination(command: str) -> str | None:
         return None
     if not words or Path(words[0]).name != "ssh":
         return None
-    found = list(_ssh_options(words[1:]))
-    hosts = [value for flag, value in found if flag == ""]
-    plain = all(flag in ("", "W", "q") for flag, _ in found)
-    return hosts[0] if plain and len(hosts) == 1 and any(flag == "W" for flag, _ in found) else None
+    options = list(_ssh_options(words[1:]))
+    hosts = [value for flag, value in options if flag == ""]
+    plain = all(flag in ("", "W", "q") for flag, _ in options)
+    return hosts[0] if plain and len(hosts) == 1 and any(flag == "W" for flag, _ in options) else None

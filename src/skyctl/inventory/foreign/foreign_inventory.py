@@ -74,19 +74,19 @@ def read_hostfile(text: str, path: str, notes: ImportNotes) -> list[NewNode]:
 
 def _hostfile_lines(text: str) -> list[tuple[int, list[str]]]:
     """(number, words) of the lines that are not empty; ``slots = 4`` is one word."""
-    found = []
+    lines = []
     for number, raw in enumerate(text.splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", raw.split("#")[0]).split()
         if words:
-            found.append((number, words))
-    return found
+            lines.append((number, words))
+    return lines
 
 
 def _parse_hostfile_node(words: list[str], where: str, notes: ImportNotes) -> NewNode:
-    found = _HOSTFILE_LINE.match(words[0])
-    assert found is not None  # looks_so has seen it
-    host = found["six"] or found["host"]
-    fields = {"slots": found["count"], "user": found["user"], "port": None, "interface": None}
+    match = _HOSTFILE_LINE.match(words[0])
+    assert match is not None  # looks_so has seen it
+    host = match["six"] or match["host"]
+    fields = {"slots": match["count"], "user": match["user"], "port": None, "interface": None}
     for word in words[1:]:
         key, _, value = word.partition("=")
         meant = _HOSTFILE_KEYS[key.lower()]
@@ -141,8 +141,8 @@ def read_foreign(path: Path) -> ForeignInventory:
     text = "" if path.is_dir() else read_text(path)
     is_program = text.startswith("#!") and os.access(path, os.X_OK)
     is_yaml = path.suffix.lower() in (".yml", ".yaml", ".json")
-    if is_yaml and (found := _CLUSTER_NODES.search(text)):
-        line = text.count("\n", 0, found.start()) + 1
+    if is_yaml and (match := _CLUSTER_NODES.search(text)):
+        line = text.count("\n", 0, match.start()) + 1
         raise InventoryError(
             f"{path}:{line}: this is a cluster.yaml already, not an inventory",
             hint=f"use it as it is: skyctl check -c {path}",
@@ -153,8 +153,8 @@ def read_foreign(path: Path) -> ForeignInventory:
         kind, listing = _read_ansible(text, path, is_yaml=is_yaml)
         nodes, groups = convert_listing(listing, notes)
     if not nodes:
-        said = f" ({'; '.join(notes.lines())})" if notes.lines() else ""
-        raise InputError(f"{path}, taken for {kind}, has no host that can be a node{said}")
+        remarks = f" ({'; '.join(notes.lines())})" if notes.lines() else ""
+        raise InputError(f"{path}, taken for {kind}, has no host that can be a node{remarks}")
     return ForeignInventory(kind, tuple(nodes), groups, tuple(notes.lines()))
 
 

@@ -41,8 +41,8 @@ def read_plain(text: str, path: Path, *, is_yaml: bool) -> AnsibleListing:
         InventoryError: it is no such inventory, or only Ansible can read it; file and line.
     """
     for pattern, what in _NEEDS_ANSIBLE:
-        if found := pattern.search(text):
-            line = text.count("\n", 0, found.start()) + 1
+        if match := pattern.search(text):
+            line = text.count("\n", 0, match.start()) + 1
             raise InventoryError(f"{path}:{line}: this is {what}", hint=INSTALL_HINT)
     for folder in ("group_vars", "host_vars"):
         if (path.parent / folder).is_dir():
@@ -78,9 +78,9 @@ class _PlainInventory:
 
     def add_host(self, group: str, pattern: str, variables: Mapping[str, Any], line: int) -> None:
         """A host, or a range of them (``web[01:20]``), with a port behind it if there is one."""
-        found = _HOST_WITH_PORT.match(pattern)
-        name = (found[1] or found[2]) if found else pattern
-        port = {"ansible_port": int(found[3])} if found else {}
+        match = _HOST_WITH_PORT.match(pattern)
+        name = (match[1] or match[2]) if match else pattern
+        port = {"ansible_port": int(match[3])} if match else {}
         try:
             names = expand_hosts(name)
         except ValueError as exc:
@@ -108,7 +108,9 @@ class _PlainInventory:
         inner = {child for group in self.groups.values() for child in group.children}
         roots = [name for name in self.groups if name not in inner and name != "all"]
         self.groups["all"].children |= dict.fromkeys(roots)
-        groups = {name: AnsibleGroup([*one.hosts], [*one.children]) for name, one in self.groups.items()}
+        groups = {
+            name: AnsibleGroup([*group.hosts], [*group.children]) for name, group in self.groups.items()
+        }
         variables: dict[str, dict[str, Any]] = {host: {} for host in self.hosts}
         listing = AnsibleListing(self.path, groups, variables)
         depth = dict.fromkeys(self.groups, 0)
@@ -124,39 +126,39 @@ class _PlainInventory:
         return listing
 
 
-def _read_ini(text: str, made: _PlainInventory) -> None:
+def _read_ini(text: str, inventory: _PlainInventory) -> None:
     section, kind = "ungrouped", "hosts"
     wanted: dict[str, int] = {}
     for number, raw in enumerate(text.splitlines(), 1):
-        line, where = raw.strip(), f"{made.path}:{number}"
+        line, where = raw.strip(), f"{inventory.path}:{number}"
         if not line or line[0] in "#;":
             continue
         if line.startswith("[") and not _IPV6_START.match(line):
             section, kind = _parse_section(line, where)
-            made.group(section)
+            inventory.group(section)
         elif kind == "children":
             child = line.split("#")[0].strip()
             wanted.setdefault(child, number)
-            made.group(section).children[child] = None
+            inventory.group(section).children[child] = None
         else:
             words = _words(line, where) if kind == "hosts" else ["", line]
             pairs = [_parse_pair(word, where) for word in words[1:]]
             for name, value in pairs:
-                made.check_variable(name, value, number)
+                inventory.check_variable(name, value, number)
             if kind == "hosts":
-                made.add_host(section, words[0], dict(pairs), number)
+                inventory.add_host(section, words[0], dict(pairs), number)
             else:
-                made.group(section).variables.update(pairs)
+                inventory.group(section).variables.update(pairs)
     for child, number in wanted.items():
-        if child not in made.groups:
-            raise InventoryError(f"{made.path}:{number}: there is no group [{child}] in this file")
+        if child not in inventory.groups:
+            raise InventoryError(f"{inventory.path}:{number}: there is no group [{child}] in this file")
 
 
 def _parse_section(line: str, where: str) -> tuple[str, str]:
-    found = _SECTION.match(line)
-    if found is None or found[2] not in (None, "vars", "children", "hosts"):
+    match = _SECTION.match(line)
+    if match is None or match[2] not in (None, "vars", "children", "hosts"):
         raise InventoryError(f"{where}: a section is [GROUP], [GROUP:vars] or [GROUP:children], not {line!r}")
-    return found[1], found[2] or "hosts"
+    return match[1], match[2] or "hosts"
 
 
 def _words(line: str, where: str) -> list[str]:
@@ -175,33 +177,35 @@ def _parse_pair(text: str, where: str) -> tuple[str, str]:
     return key, value
 
 
-def _read_yaml(text: str, made: _PlainInventory) -> None:
-    document = parse_yaml(text, made.path)
+def _read_yaml(text: str, inventory: _PlainInventory) -> None:
+    document = parse_yaml(text, inventory.path)
     if not isinstance(document.data, dict) or not document.data:
         what = describe_value(document.data)
         raise document.error((), f"an Ansible inventory is a mapping of groups, this is {what}")
     for name in document.data:
-        _read_group(document, made, (name,), 0)
+        _read_group(document, inventory, (name,), 0)
 
 
-def _read_group(document: YamlDocument, made: _PlainInventory, loc: YamlPath, depth: int) -> None:
+def _read_group(document: YamlDocument, inventory: _PlainInventory, loc: YamlPath, depth: int) -> None:
     if depth > 100:
         raise document.error(loc, "groups within groups, more than 100 deep")
     name = str(loc[-1])
-    group = made.group(name)
+    group = inventory.group(name)
     document.mapping(loc, ("hosts", "vars", "children"), f"group {name!r}")
-    group.variables.update(_variables(document, made, (*loc, "vars"), f"vars of group {name!r}"))
+    group.variables.update(_variables(document, inventory, (*loc, "vars"), f"vars of group {name!r}"))
     for pattern in document.mapping((*loc, "hosts"), None, f"hosts of group {name!r}"):
         where = (*loc, "hosts", pattern)
-        variables = _variables(document, made, where, f"host {pattern!r}")
-        made.add_host(name, pattern, variables, document.line(where))
+        variables = _variables(document, inventory, where, f"host {pattern!r}")
+        inventory.add_host(name, pattern, variables, document.line(where))
     for child in document.mapping((*loc, "children"), None, f"children of group {name!r}"):
         group.children[child] = None
-        _read_group(document, made, (*loc, "children", child), depth + 1)
+        _read_group(document, inventory, (*loc, "children", child), depth + 1)
 
 
-def _variables(document: YamlDocument, made: _PlainInventory, loc: YamlPath, where: str) -> dict[str, Any]:
-    found = document.mapping(loc, None, where)
-    for name, value in found.items():
-        made.check_variable(name, value, document.line((*loc, name)))
-    return found
+def _variables(
+    document: YamlDocument, inventory: _PlainInventory, loc: YamlPath, where: str
+) -> dict[str, Any]:
+    variables = document.mapping(loc, None, where)
+    for name, value in variables.items():
+        inventory.check_variable(name, value, document.line((*loc, name)))
+    return variables
