@@ -12,7 +12,7 @@ def timing(name: str, seconds: float | None, interval: float | None, size: int =
 
 
 def names(*timings: LayerTiming, limit: float = 0.03) -> list[str]:
-    return [one.signature for one in unconverged(timings, limit)]
+    return [row.signature for row in unconverged(timings, limit)]
 
 
 def test_by_interval() -> None:

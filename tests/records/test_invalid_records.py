@@ -16,7 +16,7 @@ GOOD = {"microbatches": 1, "layers": [LAYER], "devices": [DEVICE]}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         ({"microbatches": 0}, "microbatches: Input should be greater than or equal to 1 (it is 0)"),
         ({"layers": []}, "layers: must hold at least 1, it is empty"),
@@ -25,7 +25,7 @@ GOOD = {"microbatches": 1, "layers": [LAYER], "devices": [DEVICE]}
         ({"microbatch": 1}, "'microbatch' is not a field; did you mean 'microbatches'?"),
     ],
 )
-def test_each_way_to_make_a_record_names_the_field(change, said):
+def test_each_way_to_make_a_record_names_the_field(change, words):
     wrong = {**GOOD, **change}
     ways = [lambda: Problem(**wrong), lambda: Problem.model_validate(wrong)]
     if "nan" not in str(change):
@@ -34,7 +34,7 @@ def test_each_way_to_make_a_record_names_the_field(change, said):
         with pytest.raises(InvalidRecordError) as caught:
             make()
         assert caught.value.message.startswith("Problem: ")
-        assert said in caught.value.message
+        assert words in caught.value.message
         assert "microbatches" in caught.value.hint
         assert caught.value.exit_code == 2
         assert isinstance(caught.value.__cause__, ValidationError)
@@ -72,7 +72,7 @@ def test_a_record_that_is_to_be_changed_says_how_to_make_another():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "words"),
     [
         (lambda p: plan(GOOD), "plan() takes a Problem, not a dict"),
         (lambda p: plan(p, "fast"), "unknown strategy 'fast'"),
@@ -89,7 +89,7 @@ def test_a_record_that_is_to_be_changed_says_how_to_make_another():
         (lambda p: verify(p, "plan.json"), "verify() takes a Plan, not a str"),
     ],
 )
-def test_what_the_functions_do_not_take_is_bad_input(call, said):
+def test_what_the_functions_do_not_take_is_bad_input(call, words):
     with pytest.raises(InputError) as caught:
         call(Problem(**GOOD))
-    assert said in caught.value.message
+    assert words in caught.value.message

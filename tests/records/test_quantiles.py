@@ -10,8 +10,8 @@ TIMES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 
 
 def test_by_hand() -> None:
-    found = quantiles([3.0, 1.0, 2.0, 4.0, 5.0])
-    assert (found.median, found.p10, found.p90) == pytest.approx((3.0, 1.4, 4.6))
+    quartiles = quantiles([3.0, 1.0, 2.0, 4.0, 5.0])
+    assert (quartiles.median, quartiles.p10, quartiles.p90) == pytest.approx((3.0, 1.4, 4.6))
     assert quantiles([7.0]) == quantiles([7.0, 7.0, 7.0])
     assert median([1.0, 2.0]) == 1.5
 

@@ -41,12 +41,12 @@ def test_another_version_is_refused_with_what_to_do(
     kind, newest = cls.model_fields["kind"].default, cls.model_fields["version"].default
     file = tmp_path / "it.json"
     file.write_text(json.dumps({"kind": kind} | ({} if off is None else {"version": newest + off})))
-    with pytest.raises(RecordError) as found:
+    with pytest.raises(RecordError) as caught:
         read_record(cls, file)
     given = "without a version" if off is None else f"version {newest + off}"
-    assert found.value.message == f"{file} is {kind} {given}; this skyctl reads version {newest} only"
-    assert NEXT[cls] in (found.value.hint or "")
-    assert found.value.exit_code == 2
+    assert caught.value.message == f"{file} is {kind} {given}; this skyctl reads version {newest} only"
+    assert NEXT[cls] in (caught.value.hint or "")
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("version", [*range(1, 15), None])
@@ -57,6 +57,6 @@ def test_a_problem_of_every_version_is_read_as_one_of_todays(version: int | None
 
 
 def test_a_newer_problem_is_refused() -> None:
-    with pytest.raises(RecordError, match="version 15; this skyctl reads up to version 14") as found:
+    with pytest.raises(RecordError, match="version 15; this skyctl reads up to version 14") as caught:
         parse(Problem, json.dumps({"kind": "skyctl/problem", "version": 15, **PROBLEM}), "it")
-    assert "upgrade skyctl" in (found.value.hint or "")
+    assert "upgrade skyctl" in (caught.value.hint or "")

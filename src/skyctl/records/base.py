@@ -171,10 +171,10 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
             f"{source} must hold a JSON object of kind {kind!r}, it holds a {type(raw).__name__}"
         )
     if raw.get("kind") != kind:
-        found = raw.get("kind")
-        use = _USES.get(found) if isinstance(found, str) else None
+        actual = raw.get("kind")
+        use = _USES.get(actual) if isinstance(actual, str) else None
         raise RecordError(
-            f"{source} must be of kind {kind!r}, its kind is {found!r}",
+            f"{source} must be of kind {kind!r}, its kind is {actual!r}",
             hint=use.format(file=shlex.quote(source)) if use is not None else None,
         )
     _require_version(cls, raw.get("version"), source)
@@ -263,4 +263,4 @@ def _at(cls: type[Record], path: tuple[int | str, ...]) -> type[Record]:
 def _record_in(annotation: Any) -> type[Record] | None:
     if isinstance(annotation, type) and issubclass(annotation, Record):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _record_in(part))), None)
+    return next((record_type for part in get_args(annotation) if (record_type := _record_in(part))), None)

@@ -115,7 +115,7 @@ class Witness(Record):
     def _prices_something(self) -> Witness:
         if not self.layer_prices and not self.route_prices:
             raise ValueError("a witness has prices of layers or of routes, this one has none")
-        sets = [frozenset(one.devices) for one in self.route_prices]
+        sets = [frozenset(price.devices) for price in self.route_prices]
         if len(set(sets)) != len(sets):
             raise ValueError("route_prices names a set of devices twice")
         return self
@@ -269,8 +269,8 @@ class Plan(FileRecord):
         """
         if not self.problem.rhythm.is_rounds:
             return 1.0
-        made = sum(pipeline.microbatches * (pipeline.local_steps or 1) for pipeline in self.pipelines)
-        return made / self.problem.microbatches
+        microbatches = sum(pipeline.microbatches * (pipeline.local_steps or 1) for pipeline in self.pipelines)
+        return microbatches / self.problem.microbatches
 
     @property
     def step_s(self) -> float:

@@ -196,17 +196,17 @@ class Problem(FileRecord):
     @model_validator(mode="after")
     def _consistent(self) -> Problem:
         ids = [device.id for device in self.devices]
-        known = set(ids)
-        if len(known) != len(ids):
+        device_ids = set(ids)
+        if len(device_ids) != len(ids):
             raise ValueError(f"duplicate device {next(i for i in ids if ids.count(i) > 1)!r}")
         for device, times in self.times.items():
-            _need(device, known, "times")
+            _need(device, device_ids, "times")
             _check_times(device, times, len(self.layers))
         pairs: set[tuple[str, str]] = set()
         for link in self.links:
-            if link.source not in known or link.target not in known:
-                _need(link.source, known, "links")
-                _need(link.target, known, "links")
+            if link.source not in device_ids or link.target not in device_ids:
+                _need(link.source, device_ids, "links")
+                _need(link.target, device_ids, "links")
             if link.source == link.target:
                 raise ValueError(f"a link of {link.source!r} to itself")
             if (link.source, link.target) in pairs:
@@ -218,12 +218,12 @@ class Problem(FileRecord):
                 if len(pair) != 2:
                     raise ValueError(f"{where}: a link is [source, target], not {list(pair)}")
                 for end in pair:
-                    _need(end, known, where)
+                    _need(end, device_ids, where)
                 if pair[0] == pair[1]:
                     raise ValueError(f"{where}: a link of {pair[0]!r} to itself")
         for field in ("first_stage", "last_stage", "helpers"):
             for device in getattr(self, field) or ():
-                _need(device, known, field)
+                _need(device, device_ids, field)
         for tie in self.ties:
             if list(tie.layers) != sorted(set(tie.layers)) or tie.layers[-1] >= len(self.layers):
                 raise ValueError(
@@ -255,14 +255,14 @@ class Problem(FileRecord):
             return self
         times, devices = dict(self.times), []
         for device in self.devices:
-            known, more_s = times.get(device.id), 0.0
-            if known is None or self.parallel == "pipeline":
+            layer_times, more_s = times.get(device.id), 0.0
+            if layer_times is None or self.parallel == "pipeline":
                 more_s = device.step_s / self.microbatches
             else:
-                longer = [*known.optimizer_s]
+                longer = [*layer_times.optimizer_s]
                 longer[0] += device.step_s / 2
                 longer[-1] += device.step_s / 2
-                times[device.id] = known.model_copy(update={"optimizer_s": tuple(longer)})
+                times[device.id] = layer_times.model_copy(update={"optimizer_s": tuple(longer)})
             update = {"step_s": 0.0, "handling_s": device.handling_s + more_s}
             devices.append(device.model_copy(update=update))
         return self.model_copy(update={"times": times, "devices": tuple(devices)})
@@ -352,9 +352,9 @@ def _check_owners(problem: Problem, owners: Sequence[Sequence[str]]) -> None:
         raise ValueError(f"{len(rhythm.local_steps)} numbers of local steps for {len(owners)} owners")
 
 
-def _need(device: str, known: set[str], where: str) -> None:
-    if device not in known:
-        there = sorted(known)
+def _need(device: str, device_ids: set[str], where: str) -> None:
+    if device not in device_ids:
+        there = sorted(device_ids)
         more = f" and {len(there) - MOST_LISTED} more" if len(there) > MOST_LISTED else ""
         raise ValueError(
             f"{where} names device {device!r}, which is not in devices: "

@@ -132,24 +132,24 @@ def check_sync(sync: Sync | None, pipelines: Sequence[Pipeline], problem: Proble
         if len(pipelines) > 1:
             raise ValueError("several pipelines need a sync: nothing says how their gradients are summed")
         return
-    known = {device.id for device in problem.devices}
+    device_ids = {device.id for device in problem.devices}
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     at = 0
     for group in sync.groups:
         if group.start != at or group.stop <= group.start:
             raise ValueError(f"sync groups must follow each other: one is [{group.start}, {group.stop})")
         at = group.stop
-        holders = {s.device for s in stages if s.start < group.stop and s.stop > group.start}
+        replicas = {s.device for s in stages if s.start < group.stop and s.stop > group.start}
         for route in group.routes:
             for edges in (route.up, route.down):
                 there = {route.root} | {device for edge in edges for device in edge}
-                if not holders <= there:
+                if not replicas <= there:
                     raise ValueError(
-                        f"a route leaves out {sorted(holders - there)[0]!r}, which holds the layers"
+                        f"a route leaves out {sorted(replicas - there)[0]!r}, which holds the layers"
                     )
-                if not there <= known:
+                if not there <= device_ids:
                     raise ValueError(
-                        f"a route names {sorted(there - known)[0]!r}, which is not in the problem"
+                        f"a route names {sorted(there - device_ids)[0]!r}, which is not in the problem"
                     )
     if at != len(problem.layers):
         raise ValueError(f"sync groups cover {at} layers, the problem has {len(problem.layers)}")

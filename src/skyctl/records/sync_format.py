@@ -18,8 +18,8 @@ _POWERSGD = re.compile(r"powersgd:([1-9][0-9]{0,3})")
 
 def powersgd_rank(name: str) -> int | None:
     """The rank R of ``powersgd:R``; None: another format."""
-    found = _POWERSGD.fullmatch(name)
-    return int(found[1]) if found is not None else None
+    match = _POWERSGD.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 def check_sync_format(name: str) -> str:
