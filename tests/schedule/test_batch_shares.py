@@ -33,11 +33,11 @@ def test_no_other_shares_finish_sooner_than_the_best():
         least = draw.randint(0, 1)
         fixed_s = [draw.choice([0.0, draw.random() * 3]) for _ in range(count)]
         per_unit_s = [draw.choice([0.0, draw.random(), draw.random() * 9]) for _ in range(count)]
-        found = best_shares(total, fixed_s, per_unit_s, least)
-        assert sum(found) == total
-        assert min(found) >= least
-        fastest_s = min(step_s(one, fixed_s, per_unit_s) for one in every_share(total, count, least))
-        assert step_s(found, fixed_s, per_unit_s) == fastest_s
+        shares = best_shares(total, fixed_s, per_unit_s, least)
+        assert sum(shares) == total
+        assert min(shares) >= least
+        fastest_s = min(step_s(other, fixed_s, per_unit_s) for other in every_share(total, count, least))
+        assert step_s(shares, fixed_s, per_unit_s) == fastest_s
         assert level_in_parts_s(total, fixed_s, per_unit_s, least) <= fastest_s + 1e-12
 
 
@@ -59,19 +59,19 @@ def test_water_filling_equals_one_unit_after_the_other():
 def test_proportional_shares_are_the_nearest_to_the_proportion(speeds, more):
     """Of all shares of at least 1 each, none lies nearer to the quotas (in the sum of squares)."""
     total = len(speeds) + more
-    found = proportional_shares(total, speeds)
-    assert sum(found) == total
-    assert min(found) >= 1
+    shares = proportional_shares(total, speeds)
+    assert sum(shares) == total
+    assert min(shares) >= 1
     quota = [Fraction(speed * total, sum(speeds)) for speed in speeds]
     if min(quota) >= 1:
 
         def distance(shares):
             return sum((n - q) ** 2 for n, q in zip(shares, quota, strict=True))
 
-        ways = every_share(total, len(speeds)) if math.comb(total - 1, len(speeds) - 1) < 3000 else [found]
-        assert distance(found) == min(distance(one) for one in ways)
-        assert all(abs(n - q) < 1 for n, q in zip(found, quota, strict=True))
-    for (n, a), (m, b) in itertools.combinations(zip(found, speeds, strict=True), 2):
+        ways = every_share(total, len(speeds)) if math.comb(total - 1, len(speeds) - 1) < 3000 else [shares]
+        assert distance(shares) == min(distance(other) for other in ways)
+        assert all(abs(n - q) < 1 for n, q in zip(shares, quota, strict=True))
+    for (n, a), (m, b) in itertools.combinations(zip(shares, speeds, strict=True), 2):
         assert n == m or (n > m) == (a > b) or a == b
 
 

@@ -12,9 +12,9 @@ from skyctl.schedule.rounds import clients_of_round
 
 def test_clients_follow_from_seed_and_round_alone() -> None:
     for number in range(20):
-        found = clients_of_round(30, 10, 7, number)
-        assert found == tuple(sorted(random.Random(f"7/{number}").sample(range(30), 10)))
-        assert len(set(found)) == 10
+        clients = clients_of_round(30, 10, 7, number)
+        assert clients == tuple(sorted(random.Random(f"7/{number}").sample(range(30), 10)))
+        assert len(set(clients)) == 10
     assert clients_of_round(30, 10, 7, 0) != clients_of_round(30, 10, 7, 1)
     assert clients_of_round(30, 10, 7, 0) != clients_of_round(30, 10, 8, 0)
 

@@ -176,15 +176,15 @@ def shares_nothing(boundaries, name):
 @pytest.mark.parametrize("seed", range(0, 80, 2))
 def test_both_ways_to_play_agree(seed):
     schedule, microbatches, in_flight, stages, boundaries, deferred = random_case(seed)
-    one = simulate(
+    whole = simulate(
         schedule, microbatches, in_flight, stages, boundaries, trace=True, deferred_weights=deferred
     )
     other = simulate(
         schedule, microbatches, in_flight, stages, shares_nothing(boundaries, "x"), trace=True,
         deferred_weights=deferred,
     )  # fmt: skip
-    assert other.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
-    for a, b in zip(sorted(one.trace), sorted(other.trace), strict=True):
+    assert other.iteration_s == pytest.approx(whole.iteration_s, rel=1e-12)
+    for a, b in zip(sorted(whole.trace), sorted(other.trace), strict=True):
         assert a[:3] == b[:3]
         assert a[3:] == pytest.approx(b[3:], rel=1e-12, abs=1e-12)
     if schedule == "zero-bubble":
@@ -195,7 +195,7 @@ def test_both_ways_to_play_agree(seed):
             weight_s=[s.weight_s for s in stages], deferred_weights=deferred,
         )  # fmt: skip
         step = max(end + s.optimizer_s for end, s in zip(ends, stages, strict=True))
-        assert step == pytest.approx(one.iteration_s, rel=1e-12)
+        assert step == pytest.approx(whole.iteration_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -39,10 +39,10 @@ def test_waits_and_work_and_the_rest_at_the_end_are_the_step(seed: int) -> None:
         ),
     )
     done = play.simulate(trace=True)
-    found = find_waits(done)
+    waits = find_waits(done)
     for stage in range(count):
         spans = [span for span in done.trace if span.stage == stage]
-        waited_s = sum(wait.end_s - wait.start_s for wait in found if wait.stage == stage)
+        waited_s = sum(wait.end_s - wait.start_s for wait in waits if wait.stage == stage)
         tail_s = done.iteration_s - max(span.end_s for span in spans)
         assert waited_s + tail_s == pytest.approx(done.idle_s[stage])
-        assert all(w.start_s <= w.sent_s <= w.end_s for w in found)
+        assert all(w.start_s <= w.sent_s <= w.end_s for w in waits)

@@ -19,9 +19,9 @@ class _LinkQueues:
             for boundary in boundaries
             for message in ((None, None) if boundary is None else (boundary.forward, boundary.backward))
         ]
-        found = [message for message in messages if message is not None]
+        present = [message for message in messages if message is not None]
         numbers: dict[Hashable, int] = {}
-        for message in found:
+        for message in present:
             for name, _ in message.shared:
                 numbers.setdefault(name, len(messages) + len(numbers))
         self.link_s = [0.0 if message is None else message.link_s for message in messages]

@@ -29,16 +29,16 @@ def ends_together(
     """
     out = [tuple(ends) for ends in ends_alone]
     together = _sharing(pipelines)
-    if not together or sum(one.microbatches for one in pipelines) > WHOLE_STEP:
+    if not together or sum(pipeline.microbatches for pipeline in pipelines) > WHOLE_STEP:
         return out
     orders = []
     stages: list[StageTimes] = []
     boundaries: list[BoundaryTimes | None] = []
     for number in together:
-        one = pipelines[number]
-        orders += [actions(one.schedule, one.microbatches, k, 0) for k in one.in_flight]
-        stages += one.stages
-        boundaries += [*one.boundaries, None]
+        pipeline = pipelines[number]
+        orders += [actions(pipeline.schedule, pipeline.microbatches, k, 0) for k in pipeline.in_flight]
+        stages += pipeline.stages
+        boundaries += [*pipeline.boundaries, None]
     free = iter(play_events(orders, stages, boundaries[:-1]).free)
     for number in together:
         out[number] = tuple(max(alone, next(free)) for alone in out[number])
@@ -48,9 +48,9 @@ def ends_together(
 def _sharing(pipelines: Sequence[SimulationInput]) -> list[int]:
     """The pipelines whose messages occupy a resource that another's do."""
     users: dict[Hashable, set[int]] = {}
-    for number, one in enumerate(pipelines):
-        for boundary in one.boundaries:
+    for number, pipeline in enumerate(pipelines):
+        for boundary in pipeline.boundaries:
             for message in (boundary.forward, boundary.backward):
                 for name, _ in message.shared:
                     users.setdefault(name, set()).add(number)
-    return sorted(set().union(*(found for found in users.values() if len(found) > 1)))
+    return sorted(set().union(*(numbers for numbers in users.values() if len(numbers) > 1)))

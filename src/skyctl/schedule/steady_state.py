@@ -37,9 +37,9 @@ def periodic_ends(
     """
     played = max(FIRST_PLAYED, DEPTHS * depth)
     while played <= microbatches // 4:
-        found = _find_period(series(played), played - depth - 1, depth)
-        if found is not None:
-            period, seconds = found
+        cycle = _find_period(series(played), played - depth - 1, depth)
+        if cycle is not None:
+            period, seconds = cycle
             left_out = (microbatches - played) // period
             return [end + left_out * seconds for end in play(microbatches - left_out * period)]
         played *= 2
@@ -59,8 +59,8 @@ def _find_period(series: Sequence[Sequence[float]], last: int, depth: int) -> tu
         seconds = (some[last] - some[last - times * period]) / times
         within = EQUAL * seconds
         if all(
-            -within <= one[m] - one[m - period] - seconds <= within
-            for one in series
+            -within <= row[m] - row[m - period] - seconds <= within
+            for row in series
             for m in range(last, first, -1)
         ):
             return period, seconds
