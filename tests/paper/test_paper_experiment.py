@@ -64,10 +64,10 @@ def test_the_model_is_berts() -> None:
     assert len(layers) == 483
     parameters = math.fsum(layer.state_bytes for layer in layers) / 8
     assert parameters == pytest.approx(160 * 12.6e6 + 32e6, rel=0.02)
-    one = bert_layers(160, 1)
-    assert layers[1].flops == pytest.approx(32 * one[1].flops)
-    assert layers[1].activation_bytes == pytest.approx(32 * one[1].activation_bytes)
-    assert layers[1].state_bytes == one[1].state_bytes
+    single = bert_layers(160, 1)
+    assert layers[1].flops == pytest.approx(32 * single[1].flops)
+    assert layers[1].activation_bytes == pytest.approx(32 * single[1].activation_bytes)
+    assert layers[1].state_bytes == single[1].state_bytes
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -80,10 +80,10 @@ def test_filling_is_a_bound_on_the_sum(seed: int) -> None:
             for inner in itertools.combinations(range(1, count), size - 1):
                 cuts = [0, *inner, count]
                 try:
-                    made = assigned(asked, list(zip(used, cuts, cuts[1:], strict=False)))
+                    planned = assigned(asked, list(zip(used, cuts, cuts[1:], strict=False)))
                 except Exception:
                     continue
-                best_s = min(best_s, made.predicted.iteration_s)
+                best_s = min(best_s, planned.predicted.iteration_s)
     assert bound_s <= best_s * (1 + 1e-12)
 
 

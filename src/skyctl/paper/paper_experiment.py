@@ -167,16 +167,18 @@ def published_heuristic(problem: Problem) -> Assignment:
         [layer.state_bytes + layer.activation_bytes for layer in problem.layers],
         [math.inf if d.memory_bytes is None else d.memory_bytes for d in problem.devices],
         [
-            1 / device.flops_per_s if known is None else math.fsum((*known.forward_s, *known.backward_s))
-            for device, known in zip(problem.devices, times, strict=True)
+            1 / device.flops_per_s
+            if layer_times is None
+            else math.fsum((*layer_times.forward_s, *layer_times.backward_s))
+            for device, layer_times in zip(problem.devices, times, strict=True)
         ],
     )
     return [(name, start, stop) for name, start, stop in zip(ids, cuts, cuts[1:], strict=False)]
 
 
 def _factors(nodes: Sequence[int]) -> dict[str, tuple[float, ...]]:
-    found = {f"{count - 1} workers": tuple(slowdown_factors(count)) for count in nodes}
-    return {**found, f"{nodes[-1] - 1}, second set": tuple(allocator_factors(nodes[-1]))}
+    by_workers = {f"{count - 1} workers": tuple(slowdown_factors(count)) for count in nodes}
+    return {**by_workers, f"{nodes[-1] - 1}, second set": tuple(allocator_factors(nodes[-1]))}
 
 
 def memory_row(scale: float | None) -> MemoryLimitRow:
@@ -192,11 +194,11 @@ def memory_row(scale: float | None) -> MemoryLimitRow:
     )
 
 
-def batch_time_s(made: Plan, execution: Execution) -> float:
+def batch_time_s(paper_plan: Plan, execution: Execution) -> float:
     """One batch's seconds: the simulated step, or in steady state all microbatches on the slowest stage."""
     if execution == "steady":
-        return BATCH * made.predicted.bottleneck_s
-    return made.predicted.iteration_s
+        return BATCH * paper_plan.predicted.bottleneck_s
+    return paper_plan.predicted.iteration_s
 
 
 def _case(nodes: int, encoders: int, execution: Execution, dynamic: Assignment, limit_s: float) -> PaperCase:
@@ -213,15 +215,15 @@ def _case(nodes: int, encoders: int, execution: Execution, dynamic: Assignment, 
     entries: list[PaperEntry] = []
     for name, make in makers.items():
         began = time.perf_counter()
-        made, proof = make()
+        paper_plan, proof = make()
         wall_s = time.perf_counter() - began
-        value_s = batch_time_s(made, execution)
+        value_s = batch_time_s(paper_plan, execution)
         entries.append(
             PaperEntry(
                 strategy=name,
                 time_s=value_s,
                 reduction=1 - value_s / (entries[0].time_s if entries else value_s),
-                stages=len(made.placed_stages),
+                stages=len(paper_plan.placed_stages),
                 status=proof.status,
                 gap=proof.gap,
                 plan_s=wall_s,
@@ -238,15 +240,15 @@ def _case(nodes: int, encoders: int, execution: Execution, dynamic: Assignment, 
     )
 
 
-def _proved(made: Plan) -> CertifiedPlan:
-    return made, made.certificate
+def _proved(paper_plan: Plan) -> CertifiedPlan:
+    return paper_plan, paper_plan.certificate
 
 
 def _least_sum(problem: Problem) -> CertifiedPlan:
     """The heuristic's plan, certified by the bound by filling in place of the planner's."""
-    made, bound_s = plan(problem, "heuristic"), least_sum_s(problem)
-    gap = max(0.0, made.predicted.iteration_s / bound_s - 1)
-    proof = made.certificate.model_copy(
+    paper_plan, bound_s = plan(problem, "heuristic"), least_sum_s(problem)
+    gap = max(0.0, paper_plan.predicted.iteration_s / bound_s - 1)
+    proof = paper_plan.certificate.model_copy(
         update={
             "status": "optimal" if gap <= EXACT else "bounded",
             "lower_bound_s": bound_s,
@@ -254,7 +256,7 @@ def _least_sum(problem: Problem) -> CertifiedPlan:
             "method": "local search; bound by filling",
         }
     )
-    return made, proof
+    return paper_plan, proof
 
 
 def _least_s(problem: Problem, execution: Execution) -> float:

@@ -91,9 +91,9 @@ class PaperTable(NamedTuple):
 
 def paper_tables(paper: PaperResult) -> list[PaperTable]:
     """The tables of the experiment, in the order of reading; those without rows are left out."""
-    made = [_execution(paper, name, title) for name, title in TITLES.items()]
-    made += [_memory(paper), _formulas(paper), _executions(paper), _planning(paper)]
-    return [table for table in made if table.rows]
+    tables = [_execution(paper, name, title) for name, title in TITLES.items()]
+    tables += [_memory(paper), _formulas(paper), _executions(paper), _planning(paper)]
+    return [table for table in tables if table.rows]
 
 
 def describe_paper(paper: PaperResult) -> list[str]:
