@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.helpers.bare_records import OF_MEASUREMENT
-from tests.learning.form_plans import made, with_interval
+from tests.learning.form_plans import timed_plan, with_interval
 
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.outcome import StrategyOutcome
@@ -15,7 +15,7 @@ from skyctl.records.plan import Plan
 
 
 def plan_of(form: str, low_s: float, step_s: float, high_s: float) -> Plan:
-    return with_interval(made(form, step_s), low_s, high_s)
+    return with_interval(timed_plan(form, step_s), low_s, high_s)
 
 
 def tried(form: str, step_s: float | None, predicted_s: float = 1.0) -> StrategyOutcome:
@@ -56,7 +56,7 @@ def test_a_form_contends_unless_another_interval_lies_below_its_own(hybrid, form
 def test_equal_plans_are_tried_once_and_those_without_an_interval_not_at_all() -> None:
     plan = plan_of("data", 0.9, 1.0, 1.1)
     assert contenders([plan, plan]) == [plan]
-    assert contenders([made("data", 1.0), plan]) == [plan]
+    assert contenders([timed_plan("data", 1.0), plan]) == [plan]
 
 
 def test_a_run_is_to_be_ten_times_as_long_as_all_trials() -> None:
@@ -79,7 +79,7 @@ def test_the_shortest_measured_step_is_taken_and_of_equal_ones_the_simplest() ->
 
 def test_the_plan_says_what_each_form_was_measured_at() -> None:
     by_prediction = choose_among(
-        [FormResult("pipeline", made("pipeline", 0.9)), FormResult("data", made("data", 1.0))]
+        [FormResult("pipeline", timed_plan("pipeline", 0.9)), FormResult("data", timed_plan("data", 1.0))]
     )
     assert by_prediction is not None
     outcomes = [tried("pipeline", 1.3, 0.9), tried("data", 1.1)]

@@ -13,12 +13,12 @@ from skyctl.records.plan import Plan
 PROBLEM = data_problem(speeds=(2.0, 2.0, 1.0), rate=1e4, microbatches=8, layers=4, parallel="pipeline")
 
 
-def made(form: str, step_s: float, bound_s: float | None = None, *, strategy: str = "optimal") -> Plan:
+def timed_plan(form: str, step_s: float, bound_s: float | None = None, *, strategy: str = "optimal") -> Plan:
     """A plan of that form that is said to take so long."""
-    found = hybrid_plan() if form == "hybrid" else api.plan(in_form(PROBLEM, form), strategy)
-    certificate = found.certificate.model_copy(update={"lower_bound_s": bound_s, "value_s": step_s})
-    predicted = found.predicted.model_copy(update={"iteration_s": step_s})
-    return found.model_copy(update={"certificate": certificate, "predicted": predicted})
+    plan = hybrid_plan() if form == "hybrid" else api.plan(in_form(PROBLEM, form), strategy)
+    certificate = plan.certificate.model_copy(update={"lower_bound_s": bound_s, "value_s": step_s})
+    predicted = plan.predicted.model_copy(update={"iteration_s": step_s})
+    return plan.model_copy(update={"certificate": certificate, "predicted": predicted})
 
 
 def with_interval(plan: Plan, low_s: float, high_s: float) -> Plan:

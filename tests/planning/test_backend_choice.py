@@ -66,18 +66,18 @@ def measured(
     return profile(*devices, links=links).model_copy(update={"nodes": nodes})
 
 
-def planned(known: Profile, **asked: Any) -> Plan:
-    return plan_profile(known, PlanOptions(**{"backend": "auto", "parallel": "pipeline", **asked}), REF)
+def planned(given: Profile, **asked: Any) -> Plan:
+    return plan_profile(given, PlanOptions(**{"backend": "auto", "parallel": "pipeline", **asked}), REF)
 
 
-def chosen(known: Profile, **asked: Any) -> BackendChoice:
-    found = planned(known, **asked).backend
-    assert found is not None
-    return found
+def chosen(given: Profile, **asked: Any) -> BackendChoice:
+    choice = planned(given, **asked).backend
+    assert choice is not None
+    return choice
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "backend", "reason", "about"),
+    ("given", "asked", "backend", "reason", "about"),
     [
         (measured(), {}, "gloo", "near", ()),
         (measured(times=1.0, addresses=("127.0.0.1", "127.0.0.1")), {}, "gloo", "near", ()),
@@ -102,46 +102,46 @@ def chosen(known: Profile, **asked: Any) -> BackendChoice:
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_the_choice_in_each_case(
-    known: Profile, asked: dict[str, Any], backend: str, reason: BackendReason, about: tuple[str, ...]
+    given: Profile, asked: dict[str, Any], backend: str, reason: BackendReason, about: tuple[str, ...]
 ) -> None:
-    found = chosen(known, **asked)
-    assert (found.backend, found.reason, found.about) == (backend, reason, about)
-    line = describe_choice(found, 1.0)
+    choice = chosen(given, **asked)
+    assert (choice.backend, choice.reason, choice.about) == (backend, reason, about)
+    line = describe_choice(choice, 1.0)
     assert line.startswith(f"tensors go over {backend}: ")
     assert all(name in line for name in about)
 
 
 def with_quick_rings() -> Profile:
     """Two devices whose sums over skyctl's routes hold a link up, and over Gloo's own ring do not."""
-    known = measured()
+    given = measured()
     slow = OURS | {"message_byte_s": 1e-8}
     devices = tuple(
-        one.model_copy(update={**slow, "gloo": MessageCosts(**slow, ring_byte_s=1e-10)})
-        for one in known.devices
+        each.model_copy(update={**slow, "gloo": MessageCosts(**slow, ring_byte_s=1e-10)})
+        for each in given.devices
     )
-    return known.model_copy(update={"devices": devices})
+    return given.model_copy(update={"devices": devices})
 
 
 def test_over_gloo_sums_go_in_its_own_ring_where_that_is_faster() -> None:
-    known = with_quick_rings()
-    by_routes, by_ring = (planned(known, parallel="data", sync=sync) for sync in ("star", "auto"))
+    given = with_quick_rings()
+    by_routes, by_ring = (planned(given, parallel="data", sync=sync) for sync in ("star", "auto"))
     assert by_ring.problem.sync == "ring"
     assert by_ring.predicted.sync_s < 0.5 * by_routes.predicted.sync_s
     assert verify(by_ring.problem, by_ring).ok
 
 
 def test_bounds_of_forms_whose_sums_can_not_go_in_rings_are_not_claimed() -> None:
-    made = planned(with_quick_rings(), parallel="auto")
-    assert made.problem.sync == "ring"
-    bounds = {one.parallel: one.lower_bound_s for one in made.forms}
+    plan = planned(with_quick_rings(), parallel="auto")
+    assert plan.problem.sync == "ring"
+    bounds = {outcome.parallel: outcome.lower_bound_s for outcome in plan.forms}
     assert bounds["hybrid"] is None
     assert bounds["pipeline"] is not None
-    assert verify(made.problem, made).ok
+    assert verify(plan.problem, plan).ok
 
 
 def test_no_ring_is_planned_where_sums_are_left_out() -> None:
-    made = planned(with_quick_rings(), parallel="auto", objective="bottleneck")
-    assert made.problem.parallel == "pipeline"
+    plan = planned(with_quick_rings(), parallel="auto", objective="bottleneck")
+    assert plan.problem.parallel == "pipeline"
 
 
 def test_without_a_request_a_plan_says_nothing() -> None:
@@ -152,25 +152,25 @@ def test_without_a_request_a_plan_says_nothing() -> None:
 def test_a_plan_over_gloo_reckons_with_its_messages_and_keeps_what_ours_would_take() -> None:
     """More per message, but little enough that Gloo is taken."""
     split = {"assign": [("a", 0, 3), ("b", 3, 6)]}
-    known = measured(times=1.5)
-    over_gloo, ours = planned(known, **split), planned(known, backend="skyctl", **split)
+    given = measured(times=1.5)
+    over_gloo, ours = planned(given, **split), planned(given, backend="skyctl", **split)
     assert over_gloo.backend is not None
     assert over_gloo.backend.reason == "near"
     assert over_gloo.backend.costs == "gloo"
     assert over_gloo.predicted.iteration_s > ours.predicted.iteration_s
     assert over_gloo.backend.alternative == "skyctl"
     assert over_gloo.backend.alternative_s == pytest.approx(ours.predicted.iteration_s)
-    asked = planned(known, backend="gloo", **split)
+    asked = planned(given, backend="gloo", **split)
     assert asked.predicted == over_gloo.predicted
     assert Plan.model_validate_json(over_gloo.to_json()).backend == over_gloo.backend
 
 
 def test_a_slower_gloo_is_the_alternative() -> None:
-    found = planned(measured(times=9.0), assign=[("a", 0, 3), ("b", 3, 6)])
-    assert found.backend is not None
-    assert (found.backend.reason, found.backend.alternative) == ("slower", "gloo")
-    assert found.backend.alternative_s is not None
-    assert found.backend.alternative_s > 1.02 * found.predicted.iteration_s
+    plan = planned(measured(times=9.0), assign=[("a", 0, 3), ("b", 3, 6)])
+    assert plan.backend is not None
+    assert (plan.backend.reason, plan.backend.alternative) == ("slower", "gloo")
+    assert plan.backend.alternative_s is not None
+    assert plan.backend.alternative_s > 1.02 * plan.predicted.iteration_s
 
 
 def test_without_figures_of_gloo_its_predictions_are_ours_and_say_so() -> None:
@@ -182,12 +182,12 @@ def test_without_figures_of_gloo_its_predictions_are_ours_and_say_so() -> None:
 
 
 def test_devices_that_an_asked_backend_does_not_carry_are_left_out_by_name() -> None:
-    known = measured("cpu", "cuda")
+    given = measured("cpu", "cuda")
     for backend, left, other in (("gloo", "b/cuda:0", "a/cpu:0"), ("nccl", "a/cpu:0", "b/cuda:0")):
-        plan = planned(known, backend=backend)
-        assert [one.id for one in plan.problem.devices] == [other]
-        assert f"left out: {left}: --backend {backend}" in str(describe_left_out(plan, known))
-    assert describe_left_out(planned(known), known) is None
+        plan = planned(given, backend=backend)
+        assert [each.id for each in plan.problem.devices] == [other]
+        assert f"left out: {left}: --backend {backend}" in str(describe_left_out(plan, given))
+    assert describe_left_out(planned(given), given) is None
     with pytest.raises(InputError, match=r"--backend nccl carries tensors between CUDA devices.* a/cpu:0"):
         planned(measured(), backend="nccl")
     with pytest.raises(InputError, match=r"--backend gloo carries tensors between CPUs.* a/cuda:0"):
@@ -196,14 +196,14 @@ def test_devices_that_an_asked_backend_does_not_carry_are_left_out_by_name() -> 
 
 def test_what_links_take_more_than_loopback_stays() -> None:
     ends = {"source_byte_s": 5e-9, "target_byte_s": 7e-9}
-    known = measured(times=2.0)
-    known = known.model_copy(update={"links": tuple(one.model_copy(update=ends) for one in known.links)})
-    over, unknown = profile_over(known, "gloo")
+    given = measured(times=2.0)
+    given = given.model_copy(update={"links": tuple(link.model_copy(update=ends) for link in given.links)})
+    over, unknown = profile_over(given, "gloo")
     more = OURS["handling_byte_s"] / (2 * 4 / 3)
     assert not unknown
-    assert [one.source_byte_s for one in over.links] == pytest.approx([5e-9 + more] * 2)
-    assert [one.target_byte_s for one in over.links] == pytest.approx([7e-9 + more] * 2)
-    assert {one.handling_s for one in over.devices} == {2 * OURS["handling_s"]}
+    assert [link.source_byte_s for link in over.links] == pytest.approx([5e-9 + more] * 2)
+    assert [link.target_byte_s for link in over.links] == pytest.approx([7e-9 + more] * 2)
+    assert {each.handling_s for each in over.devices} == {2 * OURS["handling_s"]}
 
 
 @pytest.mark.parametrize(
@@ -242,34 +242,34 @@ def test_a_replanned_run_keeps_its_backend_where_it_carries_all_devices() -> Non
 
 def test_at_a_public_address_what_nobody_asked_for_gives_way() -> None:
     there = {"a": "10.0.0.1", "b": "198.51.100.9"}
-    found = choice_at_addresses(NEAR, there)
-    assert found is not None
-    assert (found.backend, found.reason, found.about) == ("skyctl", "public address", ("b",))
+    choice = choice_at_addresses(NEAR, there)
+    assert choice is not None
+    assert (choice.backend, choice.reason, choice.about) == ("skyctl", "public address", ("b",))
     assert choice_at_addresses(NEAR, {"a": "10.0.0.1"}) == NEAR
     assert choice_at_addresses(ASKED, there) == ASKED
     assert choice_at_addresses(None, there) is None
 
 
 @pytest.mark.parametrize(
-    ("backend", "helpers", "found"),
+    ("backend", "helpers", "backend_of_plans"),
     [("auto", None, "gloo"), ("auto", ["c"], "skyctl"), ("gloo", None, "gloo"), (None, None, None)],
 )
 def test_all_ways_to_sum_go_over_one_backend(
-    backend: Any, helpers: list[str] | None, found: str | None
+    backend: Any, helpers: list[str] | None, backend_of_plans: str | None
 ) -> None:
-    known = measured()
+    given = measured()
     if helpers:
         third = device("c", 1.0).model_copy(update=OURS)
-        known = known.model_copy(
-            update={"devices": (*known.devices, third), "nodes": (*known.nodes, node("c"))}
+        given = given.model_copy(
+            update={"devices": (*given.devices, third), "nodes": (*given.nodes, node("c"))}
         )
-    shape = known.workload.shapes[0] if known.workload is not None else None  # a microbatch of each node
+    shape = given.workload.shapes[0] if given.workload is not None else None  # a microbatch of each node
     assert shape is not None
     two = shape.model_copy(update={"microbatches": 2})
-    known = known.model_copy(
-        update={"workload": known.workload and known.workload.model_copy(update={"shapes": (two,)})}
+    given = given.model_copy(
+        update={"workload": given.workload and given.workload.model_copy(update={"shapes": (two,)})}
     )
-    rows = plan_sums(known, REF, ["a", "b"], ["ring", "star"], helpers=helpers, backend=backend)
-    plans = [one.plan for one in rows if one.plan is not None]
+    rows = plan_sums(given, REF, ["a", "b"], ["ring", "star"], helpers=helpers, backend=backend)
+    plans = [row.plan for row in rows if row.plan is not None]
     assert len(plans) == 2
-    assert {plan.backend and plan.backend.backend for plan in plans} == {found}
+    assert {plan.backend and plan.backend.backend for plan in plans} == {backend_of_plans}

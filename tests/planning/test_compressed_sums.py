@@ -24,15 +24,15 @@ LINKS = tuple(
 )
 
 
-def known() -> Profile:
+def compressible() -> Profile:
     """Each layer with a matrix of 200 × 300 and a vector of 300."""
-    made = profile(device("a", 5.0), device("b", 5.0), links=LINKS)
-    assert made.workload is not None
-    (shape,) = made.workload.shapes
+    measured = profile(device("a", 5.0), device("b", 5.0), links=LINKS)
+    assert measured.workload is not None
+    (shape,) = measured.workload.shapes
     more = {"gradient_bytes": 4.0 * 60_300, "gradient_matrices": ((200, 300),)}
     layers = tuple(layer.model_copy(update=more) for layer in shape.layers)
     shape = shape.model_copy(update={"layers": layers})
-    return made.model_copy(update={"workload": made.workload.model_copy(update={"shapes": (shape,)})})
+    return measured.model_copy(update={"workload": measured.workload.model_copy(update={"shapes": (shape,)})})
 
 
 def options(**more: object) -> PlanOptions:
@@ -40,34 +40,34 @@ def options(**more: object) -> PlanOptions:
 
 
 def test_a_plan_from_a_profile_says_what_is_sent_and_stays_so_when_read() -> None:
-    made = plan_profile(known(), options(sync_format="powersgd:4", uncompressed_steps=10))
-    assert len(made.pipelines) == 2
-    assert verify(made.problem, made).ok
-    text = made.to_json()
+    plan = plan_profile(compressible(), options(sync_format="powersgd:4", uncompressed_steps=10))
+    assert len(plan.pipelines) == 2
+    assert verify(plan.problem, plan).ok
+    text = plan.to_json()
     again = parse(Plan, text, "it")
-    assert again == made
-    said = describe_sync(again)
-    assert "53.9 KiB of gradients as powersgd:4" in said  # 6 × (4 × 4 × 500 + 1200) bytes
-    assert "(compressed with error feedback: changes training; the first 10 steps in float32)" in said
+    assert again == plan
+    words = describe_sync(again)
+    assert "53.9 KiB of gradients as powersgd:4" in words  # 6 × (4 × 4 × 500 + 1200) bytes
+    assert "(compressed with error feedback: changes training; the first 10 steps in float32)" in words
 
 
 def test_what_contradicts_itself_is_refused() -> None:
     with pytest.raises(InputError, match=r"--uncompressed-steps 3 is of --sync-format powersgd:R"):
-        plan_profile(known(), options(uncompressed_steps=3))
-    plain = plan_profile(known(), options()).problem
+        plan_profile(compressible(), options(uncompressed_steps=3))
+    plain = plan_profile(compressible(), options()).problem
     assert all(layer.gradient_matrices is None for layer in plain.layers)
     with pytest.raises(InputError, match="needs the gradient_bytes and gradient_matrices of every layer"):
         override_problem(plain, PlanOptions(sync_format="powersgd:4"))
 
 
 def test_what_compressing_saves_is_advised_with_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    made = plan_profile(known(), options())
-    changes = {one.kind: one for one in find_training_changes(made, profile=known())}
-    compressed = plan_profile(known(), options(sync_format="powersgd:4"))
-    gain = made.predicted.iteration_s / compressed.predicted.iteration_s
+    plan = plan_profile(compressible(), options())
+    changes = {change.kind: change for change in find_training_changes(plan, profile=compressible())}
+    compressed = plan_profile(compressible(), options(sync_format="powersgd:4"))
+    gain = plan.predicted.iteration_s / compressed.predicted.iteration_s
     assert gain > 1.05
     assert changes["compression"].gain == pytest.approx(gain)
-    assert made.sync is None or made.sync.format == "float32"
-    show_training_changes(Output(), made, list(changes.values()))
+    assert plan.sync is None or plan.sync.format == "float32"
+    show_training_changes(Output(), plan, list(changes.values()))
     assert "changes training: --sync-format powersgd:4 would be " in capsys.readouterr().out
-    assert "compression" not in {one.kind for one in find_training_changes(made)}
+    assert "compression" not in {change.kind for change in find_training_changes(plan)}

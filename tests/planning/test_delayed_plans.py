@@ -30,8 +30,8 @@ def test_one_pipeline_is_left_out_and_has_none() -> None:
 
 
 def test_what_it_takes_and_would_take_without_is_said() -> None:
-    made = plan(delayed(data_problem(rate=100.0, gradient=1400.0)))
-    assert describe_sync(made).endswith(
+    planned = plan(delayed(data_problem(rate=100.0, gradient=1400.0)))
+    assert describe_sync(planned).endswith(
         "take 28.0 s beside the next step, which waits 4.00 s for them (a delay of one step: changes "
         "training; without it a step of this plan would take 50.0 s)"
     )
@@ -41,7 +41,7 @@ def test_what_it_takes_and_would_take_without_is_said() -> None:
 
 
 def test_nothing_is_learned_from_layers_that_sums_slowed() -> None:
-    made = plan(delayed(data_problem(rate=100.0)))
+    planned = plan(delayed(data_problem(rate=100.0)))
     done = Measurement(
         run_id="r",
         strategy="optimal",
@@ -55,12 +55,12 @@ def test_nothing_is_learned_from_layers_that_sums_slowed() -> None:
         **OF_MEASUREMENT,
     )
     with pytest.raises(InputError, match="summed while its layers computed"):
-        correct_from_run(made, done)
+        correct_from_run(planned, done)
 
 
 def test_each_pipeline_ends_its_drawn_step_with_its_optimizer() -> None:
-    made = plan(delayed(data_problem(rate=100.0, gradient=1400.0)))
-    drawn = plan_timeline(made, pipeline_simulations(made))
+    planned = plan(delayed(data_problem(rate=100.0, gradient=1400.0)))
+    drawn = plan_timeline(planned, pipeline_simulations(planned))
     [step] = drawn.steps
     waits = [span for span in step.spans if span.kind == "R"]
     assert [round(span.end_s - span.start_s, 6) for span in waits] == [4.0, 4.0]

@@ -15,51 +15,57 @@ def chosen():
     )
 
 
-def checks_of(made):
+def checks_of(planned):
     return {
-        check.name: check for check in verify(made.problem, made).checks if check.name.startswith("form ")
+        check.name: check
+        for check in verify(planned.problem, planned).checks
+        if check.name.startswith("form ")
     }
 
 
 def test_bounds_of_all_forms_are_proved_again(chosen):
-    found = checks_of(chosen)
-    assert list(found) == ["form pipeline", "form data", "form hybrid"]
-    assert all(check.ok for check in found.values()), found
-    assert all(one.lower_bound_s is not None for one in chosen.forms)
-    assert any(check.checked for check in found.values())
+    checks = checks_of(chosen)
+    assert list(checks) == ["form pipeline", "form data", "form hybrid"]
+    assert all(check.ok for check in checks.values()), checks
+    assert all(outcome.lower_bound_s is not None for outcome in chosen.forms)
+    assert any(check.checked for check in checks.values())
 
 
 @pytest.mark.parametrize("form", ["pipeline", "data", "hybrid"])
 def test_a_bound_above_what_was_found_is_refused(chosen, form):
     forged = [
-        one.model_copy(update={"lower_bound_s": one.iteration_s * 1.01}) if one.parallel == form else one
-        for one in chosen.forms
+        outcome.model_copy(update={"lower_bound_s": outcome.iteration_s * 1.01})
+        if outcome.parallel == form
+        else outcome
+        for outcome in chosen.forms
     ]
-    made = chosen.model_copy(update={"forms": tuple(forged)})
-    found = checks_of(made)
-    assert not found[f"form {form}"].ok
-    assert not verify(made.problem, made).ok
+    forged_plan = chosen.model_copy(update={"forms": tuple(forged)})
+    checks = checks_of(forged_plan)
+    assert not checks[f"form {form}"].ok
+    assert not verify(forged_plan.problem, forged_plan).ok
 
 
 def test_a_bound_that_is_too_high_is_not_taken_for_proved_where_the_step_is_forged_as_well(chosen):
     forged = [
-        one.model_copy(update={"lower_bound_s": one.iteration_s * 1.5, "iteration_s": one.iteration_s * 2})
-        if one.parallel != chosen.problem.parallel
-        else one
-        for one in chosen.forms
+        outcome.model_copy(
+            update={"lower_bound_s": outcome.iteration_s * 1.5, "iteration_s": outcome.iteration_s * 2}
+        )
+        if outcome.parallel != chosen.problem.parallel
+        else outcome
+        for outcome in chosen.forms
     ]
-    found = checks_of(chosen.model_copy(update={"forms": tuple(forged)}))
-    others = [check for name, check in found.items() if name != f"form {chosen.problem.parallel}"]
+    checks = checks_of(chosen.model_copy(update={"forms": tuple(forged)}))
+    others = [check for name, check in checks.items() if name != f"form {chosen.problem.parallel}"]
     assert len(others) == 2
     assert not any(check.ok and check.checked for check in others), others
 
 
 def test_the_plans_own_form_says_its_own_step(chosen):
     forged = [
-        one.model_copy(update={"iteration_s": one.iteration_s * 2})
-        if one.parallel == chosen.problem.parallel
-        else one
-        for one in chosen.forms
+        outcome.model_copy(update={"iteration_s": outcome.iteration_s * 2})
+        if outcome.parallel == chosen.problem.parallel
+        else outcome
+        for outcome in chosen.forms
     ]
     assert not checks_of(chosen.model_copy(update={"forms": tuple(forged)}))[
         f"form {chosen.problem.parallel}"

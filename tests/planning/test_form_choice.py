@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.learning.form_plans import PROBLEM, made
+from tests.learning.form_plans import PROBLEM, timed_plan
 
 from skyctl.compare.form_summary import describe_forms, form_table, least_bound_s
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
@@ -18,14 +18,14 @@ from skyctl.records.plan import Plan
 
 def chosen(pipeline_s: float, data_s: float, hybrid_s: float) -> Plan:
     times = {"pipeline": pipeline_s, "data": data_s, "hybrid": hybrid_s}
-    plan = choose_among([FormResult(form, made(form, step_s)) for form, step_s in times.items()])
+    plan = choose_among([FormResult(form, timed_plan(form, step_s)) for form, step_s in times.items()])
     assert plan is not None
-    assert [(one.parallel, one.iteration_s) for one in plan.forms] == list(times.items())
+    assert [(outcome.parallel, outcome.iteration_s) for outcome in plan.forms] == list(times.items())
     return plan
 
 
 @pytest.mark.parametrize(
-    ("steps", "form", "said"),
+    ("steps", "form", "words"),
     [
         ((1.0, 2.0, 3.0), "pipeline", "a pipeline, 2.00× as fast as the next best (data)"),
         ((1.0, 2.0, 0.98), "hybrid", "several pipelines, 1.02× as fast as the next best (pipeline)"),
@@ -39,24 +39,24 @@ def chosen(pipeline_s: float, data_s: float, hybrid_s: float) -> Plan:
         ((1.0, 1.0, 1.0), "data", "data parallelism, the simplest of those as fast"),
     ],
 )
-def test_the_simplest_within_a_hundredth_of_the_fastest(steps, form: str, said: str) -> None:
+def test_the_simplest_within_a_hundredth_of_the_fastest(steps, form: str, words: str) -> None:
     plan = chosen(*steps)
     assert plan.problem.parallel == form
-    assert said in " ".join(describe_forms(plan))
+    assert words in " ".join(describe_forms(plan))
     assert [row[0] for row in form_table(plan)[1]].count(f"{form}*") == 1
 
 
 def test_one_device_is_simpler_than_any_form() -> None:
-    one = made("pipeline", 1.009, strategy="alone")
-    plan = choose_among([FormResult("pipeline", one), FormResult("data", made("data", 1.0))])
+    alone = timed_plan("pipeline", 1.009, strategy="alone")
+    plan = choose_among([FormResult("pipeline", alone), FormResult("data", timed_plan("data", 1.0))])
     assert plan is not None
     assert len(plan.placed_stages) == 1
     assert "one device alone" in " ".join(describe_forms(plan))
 
 
 def test_of_plans_as_simple_the_form_that_comes_first_is_taken() -> None:
-    data = made("data", 1.005)
-    alike = made("data", 1.0)
+    data = timed_plan("data", 1.005)
+    alike = timed_plan("data", 1.0)
     alike = alike.model_copy(update={"problem": in_form(PROBLEM, "hybrid")})
     plan = choose_among([FormResult("hybrid", alike), FormResult("data", data)])
     assert plan is not None
@@ -64,7 +64,10 @@ def test_of_plans_as_simple_the_form_that_comes_first_is_taken() -> None:
 
 
 def test_the_bound_of_all_forms_needs_one_of_each_that_may_fit() -> None:
-    bounded = [FormResult("pipeline", made("pipeline", 1.0, 0.9)), FormResult("data", made("data", 2.0, 1.5))]
+    bounded = [
+        FormResult("pipeline", timed_plan("pipeline", 1.0, 0.9)),
+        FormResult("data", timed_plan("data", 2.0, 1.5)),
+    ]
     small = FormResult("hybrid", reason="too large", fits=False)
     plan = choose_among([*bounded, small])
     assert plan is not None
@@ -81,11 +84,11 @@ def test_the_bound_of_all_forms_needs_one_of_each_that_may_fit() -> None:
 
 def test_a_bound_for_other_microbatches_is_not_kept() -> None:
     """It could not be found again from the plan's own problem."""
-    other = made("data", 2.0, 1.5)
+    other = timed_plan("data", 2.0, 1.5)
     fewer = other.model_copy(update={"problem": other.problem.model_copy(update={"microbatches": 4})})
-    plan = choose_among([FormResult("pipeline", made("pipeline", 1.0, 0.9)), FormResult("data", fewer)])
+    plan = choose_among([FormResult("pipeline", timed_plan("pipeline", 1.0, 0.9)), FormResult("data", fewer)])
     assert plan is not None
-    assert [one.lower_bound_s for one in plan.forms] == [0.9, None]
+    assert [outcome.lower_bound_s for outcome in plan.forms] == [0.9, None]
 
 
 def test_where_no_form_has_a_plan_the_error_says_why() -> None:

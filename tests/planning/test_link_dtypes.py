@@ -35,8 +35,8 @@ def problem(*names: str, fast: str = "", shared: tuple[SharedResource, ...] = ()
 
 
 def dtypes(given: Problem, *choices: str, activations: str = "float32") -> dict[tuple[str, str], str | None]:
-    made = with_link_dtypes(given, [parse_link_dtype(text) for text in choices], activations)
-    return {(link.source, link.target): link.dtype for link in made.links}
+    changed = with_link_dtypes(given, [parse_link_dtype(text) for text in choices], activations)
+    return {(link.source, link.target): link.dtype for link in changed.links}
 
 
 def test_all_slow_ones_and_pairs_and_the_last_one_counts() -> None:
@@ -55,8 +55,8 @@ def test_all_slow_ones_and_pairs_and_the_last_one_counts() -> None:
 def test_what_sends_no_less_leaves_the_link_as_it_is() -> None:
     two = problem("a/cpu:0", "b/cpu:0")
     assert set(dtypes(two, "bfloat16", activations="bfloat16").values()) == {None}
-    made = with_link_dtypes(two, [parse_link_dtype("float32")], "float32")
-    assert made == two
+    changed = with_link_dtypes(two, [parse_link_dtype("float32")], "float32")
+    assert changed == two
     half = with_link_dtypes(two, [parse_link_dtype("int8")], "bfloat16")
     assert half.links[0].sent_share == (1 + 4 / 128) / 2
 
@@ -113,6 +113,6 @@ def test_the_planner_weighs_what_is_sent() -> None:
 
 def test_a_problem_file_takes_the_option_too() -> None:
     given = problem("n1", "n2")
-    made = override_problem(given, PlanOptions(link_dtype=[parse_link_dtype("int8@n1-n2")]))
-    assert {link.dtype for link in made.links} == {"int8"}
+    changed = override_problem(given, PlanOptions(link_dtype=[parse_link_dtype("int8@n1-n2")]))
+    assert {link.dtype for link in changed.links} == {"int8"}
     assert override_problem(given, PlanOptions()) == given

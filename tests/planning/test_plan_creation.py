@@ -19,19 +19,19 @@ from skyctl.records.plan import WorkloadRef
 
 
 def test_a_plan_prefers_the_fast_device() -> None:
-    found = plan_profile(profile(device("slow", 4.0), device("fast", 1.0)), PlanOptions(microbatches=4))
-    share = {s.replicas[0].device: s.stop - s.start for s in found.stages}
+    plan = plan_profile(profile(device("slow", 4.0), device("fast", 1.0)), PlanOptions(microbatches=4))
+    share = {s.replicas[0].device: s.stop - s.start for s in plan.stages}
     assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
 
 
 def test_all_layers_on_each_device_have_one_schedule_and_a_pipeline_beside_them() -> None:
     both = profile(device("slow", 4.0), device("fast", 1.0))
     options = PlanOptions(parallel="data", sync_format="bfloat16", beside_pipeline=True)
-    found = plan_profile(both, options)
-    assert (found.problem.parallel, found.problem.sync_format) == ("data", "bfloat16")
-    assert (found.problem.schedule, found.problem.recompute) == ("1f1b", True)
-    assert found.pipeline_iteration_s is not None
-    share = {p.stages[0].device: p.microbatches for p in found.pipelines}
+    plan = plan_profile(both, options)
+    assert (plan.problem.parallel, plan.problem.sync_format) == ("data", "bfloat16")
+    assert (plan.problem.schedule, plan.problem.recompute) == ("1f1b", True)
+    assert plan.pipeline_iteration_s is not None
+    share = {p.stages[0].device: p.microbatches for p in plan.pipelines}
     assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
     assert plan_profile(both, PlanOptions(parallel="data")).pipeline_iteration_s is None
     with pytest.raises(InputError, match="orders a pipeline's stages"):
@@ -53,8 +53,10 @@ def test_a_comparison_has_a_row_of_the_other_form(form: str | None, other: str) 
     cluster: Any = None
     job = ComparisonJob(cluster, request, loaded, PlanOptions(parallel=form), other_form=True)
     outcomes = job.plans(both)
-    assert [one.strategy for one in outcomes] == ["even", "alone", "heuristic", other, "optimal"]
-    parallel = {one.strategy: one.plan.problem.parallel for one in outcomes if one.plan is not None}
+    assert [outcome.strategy for outcome in outcomes] == ["even", "alone", "heuristic", other, "optimal"]
+    parallel = {
+        outcome.strategy: outcome.plan.problem.parallel for outcome in outcomes if outcome.plan is not None
+    }
     assert parallel[other] == other
     assert parallel["optimal"] == (form or "pipeline")
     problem = pipeline_problem(outcomes)
@@ -72,24 +74,24 @@ def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
     loaded: Any = SimpleNamespace(digest="w")
     cluster: Any = None
     outcomes = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="auto")).plans(both)
-    assert [one.strategy for one in outcomes] == [
+    assert [outcome.strategy for outcome in outcomes] == [
         "even", "alone", "heuristic", "pipeline", "data", "hybrid", "optimal",
     ]  # fmt: skip
-    plans = {one.strategy: one.plan for one in outcomes}
+    plans = {outcome.strategy: outcome.plan for outcome in outcomes}
     taken = plans["optimal"]
     assert taken is not None
-    assert [one.parallel for one in taken.forms] == ["pipeline", "data", "hybrid"]
+    assert [outcome.parallel for outcome in taken.forms] == ["pipeline", "data", "hybrid"]
     own = plans[taken.problem.parallel]
     assert own is not None
     assert (taken.pipelines, own.forms) == (own.pipelines, ())
     for name in ("even", "alone", "heuristic", "pipeline"):
-        made = plans[name]
-        assert made is None or made.problem.parallel == "pipeline"
+        shown = plans[name]
+        assert shown is None or shown.problem.parallel == "pipeline"
     forms = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="hybrid"), other_form=True)
-    assert [one.strategy for one in forms.plans(both)][3:] == ["pipeline", "data", "optimal"]
+    assert [outcome.strategy for outcome in forms.plans(both)][3:] == ["pipeline", "data", "optimal"]
     asked = PlanOptions(parallel="auto", sync="trees")
     outcomes = ComparisonJob(cluster, request, loaded, asked).plans(both)
-    assert [one.strategy for one in outcomes][3:] == ["pipeline", "data", "optimal"]
+    assert [outcome.strategy for outcome in outcomes][3:] == ["pipeline", "data", "optimal"]
     assert outcomes[-1].plan is not None
     assert outcomes[-1].plan.problem.parallel == "data"
 
@@ -98,9 +100,9 @@ def test_auto_plans_what_a_profile_says_in_every_form() -> None:
     """Their problems are the same but for the form, so what is proved of each can be found again."""
     both = profile(device("slow", 4.0), device("fast", 1.0))
     plan = plan_profile(both, PlanOptions(parallel="auto"))
-    assert [one.parallel for one in plan.forms] == ["pipeline", "data", "hybrid"]
-    assert all(one.reduce_byte_s > 0 for one in plan.problem.devices)
-    assert plan.predicted.iteration_s <= min(one.iteration_s or 1e9 for one in plan.forms) * 1.01
+    assert [outcome.parallel for outcome in plan.forms] == ["pipeline", "data", "hybrid"]
+    assert all(each.reduce_byte_s > 0 for each in plan.problem.devices)
+    assert plan.predicted.iteration_s <= min(outcome.iteration_s or 1e9 for outcome in plan.forms) * 1.01
 
 
 def test_left_to_itself_the_best_strategys_microbatches_serve_all() -> None:
@@ -125,9 +127,9 @@ def test_a_strategy_that_does_not_fit_is_an_outcome_that_says_why() -> None:
 
 def test_an_assignment_is_taken_as_given() -> None:
     assign = parse_assign("a=0:1,b=1:6")
-    found = plan_profile(profile(device("a", 1.0), device("b", 1.0)), PlanOptions(assign=assign))
-    assert [(s.start, s.stop) for s in found.stages] == [(0, 1), (1, 6)]
-    assert found.strategy == "assigned"
+    plan = plan_profile(profile(device("a", 1.0), device("b", 1.0)), PlanOptions(assign=assign))
+    assert [(s.start, s.stop) for s in plan.stages] == [(0, 1), (1, 6)]
+    assert plan.strategy == "assigned"
 
 
 @pytest.mark.parametrize("text", ["a", "a=1", "a=1:x", "=0:3", "", "a=0:²", "a=0:" + "1" * 5000])

@@ -10,7 +10,7 @@ from skyctl.planning.plan_options import PlanOptions
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 
 
-def made(link_s=0.0, memory=None, weights=None, microbatches=8, layers=8):
+def problem_of(link_s=0.0, memory=None, weights=None, microbatches=8, layers=8):
     """Two equal devices; a layer takes 1 s forward and 2 s backward, a message ``link_s``."""
     ids = ("a/cpu:0", "b/cpu:0")
     times = LayerTimes(
@@ -42,30 +42,30 @@ def picked(*problems, **options):
 
 @pytest.mark.parametrize("strategy", ["even", "heuristic", "optimal"])
 def test_the_simplest_where_nothing_is_gained(strategy):
-    assert picked(made(), strategy=strategy).problem.schedule == "1f1b"
+    assert picked(problem_of(), strategy=strategy).problem.schedule == "1f1b"
 
 
 def test_depth_for_a_slow_link():
-    found = picked(made(link_s=8.0))
-    assert found.problem.schedule == "eager-1f1b"
-    assert found.stages[0].replicas[0].in_flight > 2
+    plan = picked(problem_of(link_s=8.0))
+    assert plan.problem.schedule == "eager-1f1b"
+    assert plan.stages[0].replicas[0].in_flight > 2
 
 
 def test_zero_bubble_where_it_fills_what_idles():
-    found = picked(made(weights=1.0, microbatches=4))
-    assert found.problem.schedule == "zero-bubble"
-    assert picked(made(microbatches=4)).problem.schedule == "1f1b"
+    plan = picked(problem_of(weights=1.0, microbatches=4))
+    assert plan.problem.schedule == "zero-bubble"
+    assert picked(problem_of(microbatches=4)).problem.schedule == "1f1b"
 
 
 def test_sequential_only_where_nothing_else_fits():
-    assert picked(made(memory=8.5)).problem.schedule == "sequential"
+    assert picked(problem_of(memory=8.5)).problem.schedule == "sequential"
     with pytest.raises(InfeasibleError):
-        picked(made(memory=7.5))
+        picked(problem_of(memory=7.5))
 
 
 def test_what_no_quick_plan_settles_is_searched_for():
     """Every layer but the first is too large while it runs, so that keeping inputs only is of no use."""
-    given = made(memory=8.0, microbatches=2)
+    given = problem_of(memory=8.0, microbatches=2)
     small, large = ({"activation_bytes": x, "output_bytes": 0.1} for x in (0.1, 10.0))
     layers = tuple(x.model_copy(update=large if i else small) for i, x in enumerate(given.layers))
     given = given.model_copy(update={"layers": layers, "recompute": True})
@@ -76,7 +76,7 @@ def test_what_no_quick_plan_settles_is_searched_for():
 
 
 def test_the_number_of_microbatches_is_picked_too():
-    few = made(microbatches=2)
+    few = problem_of(microbatches=2)
     quarter = {"forward_s": (0.25,) * 8, "backward_s": (0.5,) * 8}
     half = {i: t.model_copy(update=quarter) for i, t in few.times.items()}
     many = few.model_copy(update={"microbatches": 8, "times": half})
@@ -84,6 +84,6 @@ def test_the_number_of_microbatches_is_picked_too():
 
 
 def test_what_a_file_says_is_kept():
-    given = made(link_s=8.0)
-    found = plan_best([given], PlanOptions(time_limit_s=5.0))
-    assert found.problem == given
+    given = problem_of(link_s=8.0)
+    plan = plan_best([given], PlanOptions(time_limit_s=5.0))
+    assert plan.problem == given

@@ -17,7 +17,7 @@ from skyctl.records.rhythm import Rhythm
 def test_fewer_bytes_and_a_larger_batch_where_sums_bind(capsys: pytest.CaptureFixture[str]) -> None:
     problem = data_problem(speeds=(1.0, 1.0), rate=100.0, gradient=500.0)
     plan = plan_best([problem], PlanOptions())
-    changes = {one.kind: one for one in find_training_changes(plan)}
+    changes = {change.kind: change for change in find_training_changes(plan)}
     halved, larger = changes["sync format"], changes["batch"]
     rounded = plan_best([problem.model_copy(update={"sync_format": "bfloat16"})], PlanOptions())
     assert halved.iteration_s == pytest.approx(rounded.predicted.iteration_s)
@@ -29,10 +29,10 @@ def test_fewer_bytes_and_a_larger_batch_where_sums_bind(capsys: pytest.CaptureFi
     assert plan.problem.sync_format == "float32"
     workload = WorkloadRef(source="x", digest="0", batch_size=32, dtype="float32", seed=0)
     show_training_changes(Output(), plan.model_copy(update={"workload": workload}), list(changes.values()))
-    said = capsys.readouterr().out
-    assert "changes training: --sync-format bfloat16 would be " in said
-    assert "changes training: --sync-delay 1 would be " in said
-    assert "changes training: a batch of 64 in 16 microbatches would give " in said
+    printed = capsys.readouterr().out
+    assert "changes training: --sync-format bfloat16 would be " in printed
+    assert "changes training: --sync-delay 1 would be " in printed
+    assert "changes training: a batch of 64 in 16 microbatches would give " in printed
 
 
 def test_nothing_where_sums_are_hidden_or_nobody_sums() -> None:
@@ -46,6 +46,6 @@ def test_a_form_that_was_not_chosen_may_gain_by_it() -> None:
     problem = data_problem(speeds=(1.0, 1.0), rate=100.0, gradient=300.0, parallel="pipeline")
     plan = plan_best([problem], PlanOptions(parallel="auto"))
     assert plan.problem.parallel == "pipeline"
-    (halved,) = [one for one in find_training_changes(plan) if one.kind == "sync format"]
+    (halved,) = [change for change in find_training_changes(plan) if change.kind == "sync format"]
     assert halved.parallel in ("data", "hybrid")
     assert halved.iteration_s < plan.predicted.iteration_s

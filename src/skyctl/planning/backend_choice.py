@@ -64,7 +64,7 @@ def check_backend(backend: str, *, encrypt: bool, pins: bool = False, helpers: b
 
 def check_backend_of_cluster(backend: str, cluster: Cluster) -> None:
     """Raises InputError where that backend carries the tensors of none of the devices that it lists."""
-    listed = [device_id(node.name, one) for node in cluster.nodes for one in node.devices or ()]
+    listed = [device_id(node.name, device) for node in cluster.nodes for device in node.devices or ()]
     if all(node.devices is not None for node in cluster.nodes) and backend in KINDS:
         _require_carried(backend, listed, "the cluster file lists")
 
@@ -111,14 +111,14 @@ def with_asked_backend(plan: Plan, backend: Backend | None, *, encrypt: bool = F
     Args:
         encrypt: its run is; then it gives way, too.
     """
-    had = plan.backend
+    current = plan.backend
     if backend is None:
-        chosen = _given_way(had, plan, encrypt=encrypt)
-    elif had is not None and had.is_asked and had.backend == backend:
-        chosen = had
+        chosen = _given_way(current, plan, encrypt=encrypt)
+    elif current is not None and current.is_asked and current.backend == backend:
+        chosen = current
     else:
         chosen = BackendChoice(backend=backend, reason="asked", costs=costs_of(plan))
-    return plan if chosen is had else plan.model_copy(update={"backend": chosen})
+    return plan if chosen is current else plan.model_copy(update={"backend": chosen})
 
 
 # --- which one is chosen
@@ -161,10 +161,10 @@ def reason_for_ours(
 def is_private(address: str) -> bool:
     """Whether an IPv4 address is loopback, or is of a network that the internet does not route to."""
     try:
-        known = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return False
-    return any(known in network for network in _PRIVATE)
+    return any(parsed in network for network in _PRIVATE)
 
 
 def weigh_gloo(gloo_s: float, skyctl_s: float, helpers: Sequence[str] = ()) -> BackendChoice:
@@ -183,37 +183,37 @@ def weigh_gloo(gloo_s: float, skyctl_s: float, helpers: Sequence[str] = ()) -> B
     return BackendChoice(backend=SKYCTL, reason="slower", alternative=GLOO, alternative_s=gloo_s)
 
 
-def replanned_choice(had: BackendChoice | None, plan: Plan) -> BackendChoice | None:
-    """What carries the tensors of a plan that takes another one's place, whose backend was ``had``.
+def replanned_choice(current: BackendChoice | None, plan: Plan) -> BackendChoice | None:
+    """What carries the tensors of a plan that takes another one's place, whose backend was ``current``.
 
     What a user asked for stays. What was chosen stays where it carries all devices, else ours takes over.
     """
-    chosen = _given_way(had, plan)
+    chosen = _given_way(current, plan)
     if chosen is None or chosen.is_asked:
         return chosen
     return chosen.model_copy(update={"alternative": None, "alternative_s": None})
 
 
-def _given_way(had: BackendChoice | None, plan: Plan, *, encrypt: bool = False) -> BackendChoice | None:
+def _given_way(current: BackendChoice | None, plan: Plan, *, encrypt: bool = False) -> BackendChoice | None:
     """The choice, or ours in its place if nobody asked for it and it can't carry the plan's tensors."""
-    if had is None or had.is_asked or had.backend == SKYCTL:
-        return had
+    if current is None or current.is_asked or current.backend == SKYCTL:
+        return current
     ours: dict[str, Any] = {"backend": SKYCTL, "alternative": None, "alternative_s": None}
     if encrypt:
-        return had.model_copy(update={**ours, "reason": "encryption", "about": ()})
-    if wrong := uncarried(had.backend, devices_in(plan)):
-        return had.model_copy(update={**ours, "reason": "devices", "about": tuple(wrong)})
-    return had
+        return current.model_copy(update={**ours, "reason": "encryption", "about": ()})
+    if wrong := uncarried(current.backend, devices_in(plan)):
+        return current.model_copy(update={**ours, "reason": "devices", "about": tuple(wrong)})
+    return current
 
 
-def choice_at_addresses(had: BackendChoice | None, addresses: Mapping[str, str]) -> BackendChoice | None:
+def choice_at_addresses(current: BackendChoice | None, addresses: Mapping[str, str]) -> BackendChoice | None:
     """The choice once it is known where nodes are reached: what nobody asked for may give way to ours."""
-    if had is None or had.is_asked or had.backend == SKYCTL:
-        return had
+    if current is None or current.is_asked or current.backend == SKYCTL:
+        return current
     public = tuple(node for node, address in addresses.items() if not is_private(address))
     if not public:
-        return had
-    return had.model_copy(update={"backend": SKYCTL, "reason": "public address", "about": public})
+        return current
+    return current.model_copy(update={"backend": SKYCTL, "reason": "public address", "about": public})
 
 
 # --- what it costs
@@ -254,10 +254,10 @@ def profile_over(
 
 def with_message_costs(problem: Problem, other: Problem) -> Problem:
     """The problem with what messages cost its devices as ``other`` has it."""
-    known = {device.id: device for device in other.devices}
+    by_id = {device.id: device for device in other.devices}
     names = ("handling_s", "neighbour_s", "step_s", "message_byte_s")
     devices = tuple(
-        device.model_copy(update={name: getattr(known[device.id], name) for name in names})
+        device.model_copy(update={name: getattr(by_id[device.id], name) for name in names})
         for device in problem.devices
     )
     return problem.model_copy(update={"devices": devices})
@@ -306,12 +306,12 @@ def _more_byte_s(device: DeviceProfile) -> float:
 
 def _with_byte_s(link: LinkProfile, more: Mapping[str, float]) -> LinkProfile:
     ends = {"source_byte_s": link.source, "target_byte_s": link.target}
-    known = {name: getattr(link, name) for name in ends}
+    byte_s = {name: getattr(link, name) for name in ends}
     return link.model_copy(
         update={
-            name: max(0.0, known[name] + more.get(node, 0.0))
+            name: max(0.0, byte_s[name] + more.get(node, 0.0))
             for name, node in ends.items()
-            if known[name] is not None
+            if byte_s[name] is not None
         }
     )
 
@@ -325,17 +325,17 @@ def describe_choice(choice: BackendChoice, step_s: float) -> str:
     Args:
         step_s: the plan's predicted step.
     """
-    told = f"tensors go over {choice.backend}: {_why(choice)}"
+    line = f"tensors go over {choice.backend}: {_why(choice)}"
     if choice.alternative is not None and choice.alternative_s is not None:
-        told += (
+        line += (
             f" ({format_seconds(step_s)} predicted, {format_seconds(choice.alternative_s)} over "
             f"{choice.alternative})"
         )
     if choice.costs != (GLOO if choice.backend == GLOO else SKYCTL):
-        told += f"; predicted with what messages cost over {choice.costs}"
+        line += f"; predicted with what messages cost over {choice.costs}"
         if choice.is_asked and choice.about:
-            told += f", since over {choice.backend} that was not measured on {_some(choice.about)}"
-    return told
+            line += f", since over {choice.backend} that was not measured on {_some(choice.about)}"
+    return line
 
 
 def _why(choice: BackendChoice) -> str:

@@ -77,12 +77,12 @@ def form_contradictions(
         helpers: whether devices were named that hold nothing.
         whole_blocks: whether cuts may lie between transformer blocks only.
     """
-    found: dict[Parallel, str] = {}
+    reasons: dict[Parallel, str] = {}
     if sums:
-        found[PIPELINE] = f"{sums[0]} says how gradients are summed, and one pipeline sums none"
+        reasons[PIPELINE] = f"{sums[0]} says how gradients are summed, and one pipeline sums none"
     if stale:
         needed = "with --staleness one device holds the weights for others that hold all layers, too"
-        found |= {PIPELINE: needed, HYBRID: needed}
+        reasons |= {PIPELINE: needed, HYBRID: needed}
     several: str | None = None
     if schedule in STAGE_ORDERS:
         several = f"schedule {schedule} goes with one pipeline only"
@@ -91,12 +91,12 @@ def form_contradictions(
     elif whole_blocks:
         several = "--whole-blocks says where one pipeline is cut"
     if several is not None:
-        found |= {DATA: several, HYBRID: several}
+        reasons |= {DATA: several, HYBRID: several}
     elif sync in HOLDERS_ONLY:
-        found[HYBRID] = f"--sync {sync} goes with --parallel data only"
+        reasons[HYBRID] = f"--sync {sync} goes with --parallel data only"
     elif helpers:
-        found[HYBRID] = "devices that only help to sum go with --parallel data only"
-    return found
+        reasons[HYBRID] = "devices that only help to sum go with --parallel data only"
+    return reasons
 
 
 def forms_not_exported(trainer: str) -> dict[Parallel, str]:
@@ -129,17 +129,17 @@ def choose_form(search: FormSearch, left_out: Mapping[Parallel, str], limit_s: f
         UndecidedError: for some nothing was found, and nothing proved.
     """
     deadline = time.perf_counter() + limit_s
-    found = []
+    results = []
     wanted = [form for form in FORMS if form not in left_out]
     for form in FORMS:
         if form in left_out:
-            found.append(FormResult(form, reason=left_out[form], looked=False))
+            results.append(FormResult(form, reason=left_out[form], looked=False))
             continue
         left_s = max(0.0, deadline - time.perf_counter())
-        found.append(look_for(form, search, left_s / (len(wanted) - wanted.index(form))))
-    chosen = choose_among(found)
+        results.append(look_for(form, search, left_s / (len(wanted) - wanted.index(form))))
+    chosen = choose_among(results)
     if chosen is None:
-        raise _failure(found)
+        raise _failure(results)
     return chosen
 
 
@@ -181,18 +181,18 @@ def in_form(problem: Problem, parallel: Parallel) -> Problem:
     return problem.model_copy(update=update)
 
 
-def choose_among(found: Sequence[FormResult]) -> Plan | None:
+def choose_among(results: Sequence[FormResult]) -> Plan | None:
     """The simplest plan within ``NEAR_BEST`` of the fastest, with what each form came to; None: no plan.
 
     Of plans as simple it is the one of the form that comes first.
     """
-    made = [one.plan for one in found if one.plan is not None and one.looked]
-    if not made:
+    plans = [result.plan for result in results if result.plan is not None and result.looked]
+    if not plans:
         return None
-    limit_s = min(plan.step_s for plan in made) * (1 + NEAR_BEST)
-    near = [plan for plan in made if plan.step_s <= limit_s]
+    limit_s = min(plan.step_s for plan in plans) * (1 + NEAR_BEST)
+    near = [plan for plan in plans if plan.step_s <= limit_s]
     chosen = min(near, key=lambda plan: (intricacy(plan), FORMS.index(plan.problem.parallel)))
-    return chosen.model_copy(update={"forms": tuple(_outcome(one, chosen) for one in found)})
+    return chosen.model_copy(update={"forms": tuple(_outcome(result, chosen) for result in results)})
 
 
 def intricacy(plan: Plan) -> int:
@@ -205,26 +205,26 @@ def intricacy(plan: Plan) -> int:
     return 1 if len(plan.pipelines) == stages else 3
 
 
-def _outcome(found: FormResult, chosen: Plan) -> FormOutcome:
+def _outcome(result: FormResult, chosen: Plan) -> FormOutcome:
     """As the plan that was chosen records it.
 
     A form's bound is kept where its problem has the chosen one's microbatches: only then can it be found
     again from the plan.
     """
-    plan = found.plan if found.looked else None
+    plan = result.plan if result.looked else None
     if plan is None:
         return FormOutcome(
-            parallel=found.parallel,
-            fits=found.fits,
+            parallel=result.parallel,
+            fits=result.fits,
             iteration_s=None,
             lower_bound_s=None,
-            reason=found.reason,
+            reason=result.reason,
         )
     sure = plan.certificate
     comparable = plan.problem.microbatches == chosen.problem.microbatches
     bound_s = sure.lower_bound_s if comparable and plan.problem.objective == "iteration" else None
     return FormOutcome(
-        parallel=found.parallel,
+        parallel=result.parallel,
         fits=True,
         iteration_s=plan.predicted.iteration_s,
         lower_bound_s=bound_s,
@@ -233,13 +233,13 @@ def _outcome(found: FormResult, chosen: Plan) -> FormOutcome:
     )
 
 
-def _failure(found: Sequence[FormResult]) -> InfeasibleError | UndecidedError | InputError:
+def _failure(results: Sequence[FormResult]) -> InfeasibleError | UndecidedError | InputError:
     """The error to raise where no form has a plan."""
-    looked = [one for one in found if one.looked]
-    each = "".join(f"\n  {one.parallel}: {one.reason}" for one in found)
+    looked = [result for result in results if result.looked]
+    each = "".join(f"\n  {result.parallel}: {result.reason}" for result in results)
     if not looked:
         return InputError(f"no form of plans goes with these options:{each}", hint="leave one of them out")
-    if any(one.fits for one in looked):
+    if any(result.fits for result in looked):
         return UndecidedError(
             f"no plan was found in time:{each}", hint="a longer --time-limit, or one form (--parallel)"
         )

@@ -77,7 +77,9 @@ def with_link_dtypes(problem: Problem, choices: Sequence[LinkChoice], activation
 def encoded_links(plan: Plan) -> list[Link]:
     """Of the links that a plan sends over, those with a dtype, in pipeline order, there before back."""
     links = {(link.source, link.target): link for link in plan.problem.links}
-    pairs = [pair for one in plan.pipelines for pair in pairwise(stage.device for stage in one.stages)]
+    pairs = [
+        pair for pipeline in plan.pipelines for pair in pairwise(stage.device for stage in pipeline.stages)
+    ]
     used = [links.get(ends) for a, b in pairs for ends in ((a, b), (b, a))]
     return [link for link in used if link is not None and link.dtype is not None]
 

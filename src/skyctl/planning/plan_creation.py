@@ -45,7 +45,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     form = form_fields(options, options.parallel or PIPELINE)
     # plans of all forms are made from one with figures of sums
     parallel = DATA if options.parallel == AUTO else options.parallel or PIPELINE
-    made = [
+    problems = [
         build_problem(
             profile,
             microbatches,
@@ -60,23 +60,23 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     ]
     learned = [
         learn_corrections(profile, problem.microbatches).corrections if options.learn else Corrections()
-        for problem in made
+        for problem in problems
     ]
-    made = [corrections.apply_to(problem) for corrections, problem in zip(learned, made, strict=True)]
+    problems = [corrections.apply_to(problem) for corrections, problem in zip(learned, problems, strict=True)]
     nodes = options.only_nodes
     names = options.helpers and [name for name in options.helpers if nodes is None or name in nodes]
-    made = [
+    problems = [
         problem.model_copy(
             update={"recompute": True, **form, "helpers": owned_devices(problem, "--helper", names)}
         )
-        for problem in made
+        for problem in problems
     ]
-    made = [with_rounds(with_matrices(problem, profile), options) for problem in made]
-    made = [
+    problems = [with_rounds(with_matrices(problem, profile), options) for problem in problems]
+    problems = [
         with_observed_factors(problem, profile, corrections.factors)
-        for corrections, problem in zip(learned, made, strict=True)
+        for corrections, problem in zip(learned, problems, strict=True)
     ]
-    return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
+    return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in problems]
 
 
 def plan_run(
@@ -91,10 +91,10 @@ def plan_run(
     Raises:
         InputError: the run was too short, or another number of microbatches is asked for.
     """
-    had = plan.problem.microbatches
-    if options.microbatches not in (None, had):
+    microbatches = plan.problem.microbatches
+    if options.microbatches not in (None, microbatches):
         raise InputError(
-            f"run {done.run_id} had {had} microbatches a step: its figures say nothing of "
+            f"run {done.run_id} had {microbatches} microbatches a step: its figures say nothing of "
             f"{options.microbatches}",
             hint="leave --from-run out: a plan from the profile uses what runs have seen, too",
         )
@@ -167,8 +167,8 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
 
 def _rhythm(options: PlanOptions, problem: Problem | None) -> Rhythm:
     """What was asked for, or else what the problem has."""
-    known = problem.rhythm if problem is not None else Rhythm()
-    return known if options.rhythm is None else options.rhythm
+    default = problem.rhythm if problem is not None else Rhythm()
+    return default if options.rhythm is None else options.rhythm
 
 
 def _pipeline_iteration_s(
@@ -212,7 +212,7 @@ def _plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
         candidates = [with_schedule(problem, chosen.problem.schedule) for problem in candidates]
     elif searched and len(candidates) > 1:
         chooser.try_all(candidates)
-    return _plan_each(promising_first(candidates, chooser.made), options, deadline)
+    return _plan_each(promising_first(candidates, chooser.plans), options, deadline)
 
 
 def _plan_least_memory(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
@@ -231,18 +231,18 @@ def _plan_least_memory(candidates: Sequence[Problem], options: PlanOptions, dead
 
 def _plan_each(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
     """The best plan of all problems; each but the last gets half of the time that is left."""
-    made: list[Plan] = []
+    plans: list[Plan] = []
     failures: list[InfeasibleError | UndecidedError] = []
     for number, problem in enumerate(candidates):
         left_s = max(0.0, deadline - time.perf_counter())
         share = 1.0 if number + 1 == len(candidates) else 0.5
         try:
-            made.append(plan_problem(problem, options, share * left_s))
+            plans.append(plan_problem(problem, options, share * left_s))
         except (InfeasibleError, UndecidedError) as exc:
             failures.append(exc)
-    if not made:
+    if not plans:
         raise _failure(failures)
-    return min(made, key=lambda plan: plan.step_s)
+    return min(plans, key=lambda plan: plan.step_s)
 
 
 def _failure(failures: Sequence[InfeasibleError | UndecidedError]) -> InfeasibleError | UndecidedError:
@@ -257,8 +257,8 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
         model_parts(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assigned:
-        made = plan_assigned(problem, options.assign, options.assign_shares)
+        chosen = plan_assigned(problem, options.assign, options.assign_shares)
     else:
-        made = plan(problem, options.strategy, limit, whole_blocks=options.whole_blocks)
-    refuse_broken_pairs(made)
-    return made
+        chosen = plan(problem, options.strategy, limit, whole_blocks=options.whole_blocks)
+    refuse_broken_pairs(chosen)
+    return chosen

@@ -45,7 +45,11 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         "workload": _compared(workload, profile) or best.workload,
         "machines": machines_of(profile, ids),
         "encrypted": profile.encrypted,
-        "contradictions": tuple(one for one in doubts if {one.device, one.target or one.device} <= set(ids)),
+        "contradictions": tuple(
+            contradiction
+            for contradiction in doubts
+            if {contradiction.device, contradiction.target or contradiction.device} <= set(ids)
+        ),
     }
     return best.model_copy(update=update)
 
@@ -59,18 +63,18 @@ def _plan_backend(profile: Profile, options: PlanOptions) -> Plan:
         return _plan_any_backend(profile, options)
     named = asked.backend if isinstance(asked, BackendChoice) else cast("Backend", asked)
     costs, unknown = profile_over(profile, named, options.only_nodes)
-    made = (
+    plan = (
         _plan_over_gloo(costs, options) if named == GLOO else plan_best(problems_of(costs, options), options)
     )
-    if named == NCCL and made.helpers:  # they sum in a processor's memory
-        options = replace(options, helpers=[], parallel=made.problem.parallel)
-        made = plan_best(problems_of(costs, options), options)
-    choice = replanned_choice(asked, made) if isinstance(asked, BackendChoice) else None
+    if named == NCCL and plan.helpers:  # they sum in a processor's memory
+        options = replace(options, helpers=[], parallel=plan.problem.parallel)
+        plan = plan_best(problems_of(costs, options), options)
+    choice = replanned_choice(asked, plan) if isinstance(asked, BackendChoice) else None
     if choice is None:
-        known = GLOO if named == GLOO and not unknown else SKYCTL
-        choice = BackendChoice(backend=named, reason="asked", about=tuple(unknown), costs=known)
+        cost_backend = GLOO if named == GLOO and not unknown else SKYCTL
+        choice = BackendChoice(backend=named, reason="asked", about=tuple(unknown), costs=cost_backend)
     other = SKYCTL if choice.costs == GLOO else GLOO if choice.reason == "slower" else None
-    return _with_choice(made, choice, profile, options, other)
+    return _with_choice(plan, choice, profile, options, other)
 
 
 def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
@@ -87,20 +91,20 @@ def _plan_any_backend(profile: Profile, options: PlanOptions) -> Plan:
         if unknown:
             reason = "unmeasured", tuple(unknown)
         else:
-            made = _plan_over_gloo(costs, options)
-            ours_s = _step_over(SKYCTL, made, profile, options)
-            choice = weigh_gloo(made.predicted.iteration_s, ours_s, made.helpers)
+            plan = _plan_over_gloo(costs, options)
+            ours_s = _step_over(SKYCTL, plan, profile, options)
+            choice = weigh_gloo(plan.predicted.iteration_s, ours_s, plan.helpers)
             if choice.backend == GLOO:
-                return made.model_copy(update={"backend": choice})
+                return plan.model_copy(update={"backend": choice})
             reason = choice.reason, choice.about
-    made = plan_best(problems_of(profile, options), options)
-    own = devices_in(made)
+    plan = plan_best(problems_of(profile, options), options)
+    own = devices_in(plan)
     if uncarried(GLOO, names) and not uncarried(NCCL, own):  # of several kinds it has chosen one
-        reason = _reason_for_ours(profile, options, own, made.helpers)
+        reason = _reason_for_ours(profile, options, own, plan.helpers)
     if reason is None:
-        return made.model_copy(update={"backend": BackendChoice(backend=NCCL, reason="cuda")})
+        return plan.model_copy(update={"backend": BackendChoice(backend=NCCL, reason="cuda")})
     choice = BackendChoice(backend=SKYCTL, reason=reason[0], about=reason[1])
-    return _with_choice(made, choice, profile, options, GLOO if choice.reason == "slower" else None)
+    return _with_choice(plan, choice, profile, options, GLOO if choice.reason == "slower" else None)
 
 
 def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
@@ -111,31 +115,31 @@ def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
     Args:
         costs: the profile as if messages went over Gloo.
     """
-    made = plan_best(problems_of(costs, options), options)
+    plan = plan_best(problems_of(costs, options), options)
     asked = options.sync in (None, "auto", "ring") and options.sync_format in (None, FLOAT32)
     plain = options.rhythm is None or options.rhythm.is_synchronous
     is_open = options.parallel == DATA or (
-        options.parallel == AUTO and DATA not in forms_left_out(options, made.problem)
+        options.parallel == AUTO and DATA not in forms_left_out(options, plan.problem)
     )
-    if not (asked and plain and is_open) or made.problem.rhythm.is_rounds:
-        return made
+    if not (asked and plain and is_open) or plan.problem.rhythm.is_rounds:
+        return plan
     rings = with_ring_costs(costs, costs.links)
     if rings is None or len(costs.devices) < 2:
-        return made
+        return plan
     in_ring = replace(options, parallel=DATA, sync="ring", helpers=None)
     try:
         other = plan_best(problems_of(rings, in_ring), in_ring)
     except (InfeasibleError, UndecidedError):
-        return made
-    alike = made.sync is not None and name_routes(made.sync.groups[0].routes).kind == "ring"
-    if other.sync is None or not (alike or other.predicted.iteration_s < made.predicted.iteration_s):
-        return made
+        return plan
+    alike = plan.sync is not None and name_routes(plan.sync.groups[0].routes).kind == "ring"
+    if other.sync is None or not (alike or other.predicted.iteration_s < plan.predicted.iteration_s):
+        return plan
     unproved = {"lower_bound_s": None, "witness": None}
     by_form: dict[str, dict[str, Any]] = {
         DATA: {"iteration_s": other.predicted.iteration_s, **unproved},
         HYBRID: unproved,  # its sums would not go in rings, and take more of processors
     }
-    forms = tuple(one.model_copy(update=by_form.get(one.parallel, {})) for one in made.forms)
+    forms = tuple(outcome.model_copy(update=by_form.get(outcome.parallel, {})) for outcome in plan.forms)
     return other.model_copy(update={"forms": forms})
 
 
@@ -152,20 +156,20 @@ def _reason_for_ours(
 
 
 def _with_choice(
-    made: Plan, choice: BackendChoice, profile: Profile, options: PlanOptions, other: Backend | None
+    plan: Plan, choice: BackendChoice, profile: Profile, options: PlanOptions, other: Backend | None
 ) -> Plan:
     """The plan with that choice, and its step over another backend (None: over none)."""
     if other is not None:
-        step_s = _step_over(other, made, profile, options)
+        step_s = _step_over(other, plan, profile, options)
         choice = choice.model_copy(update={"alternative": other, "alternative_s": step_s})
-    return made.model_copy(update={"backend": choice})
+    return plan.model_copy(update={"backend": choice})
 
 
-def _step_over(backend: Backend, made: Plan, profile: Profile, options: PlanOptions) -> float:
+def _step_over(backend: Backend, plan: Plan, profile: Profile, options: PlanOptions) -> float:
     """Predicted seconds of a step of the same placement over that backend."""
     costs, _ = profile_over(profile, backend, options.only_nodes)
-    [other] = problems_of(costs, replace(options, microbatches=made.problem.microbatches))
-    return predict(with_message_costs(made.problem, other), made).iteration_s
+    [other] = problems_of(costs, replace(options, microbatches=plan.problem.microbatches))
+    return predict(with_message_costs(plan.problem, other), plan).iteration_s
 
 
 def _compared(workload: WorkloadRef | None, profile: Profile) -> WorkloadRef | None:

@@ -85,8 +85,8 @@ class PlanOptions:
         if self.assign_shares is not None:
             return replace(self, parallel=DATA)
         # even and alone are what needs no choice: one pipeline, and one device
-        one = self.assign is not None or self.strategy in ("even", "alone")
-        return replace(self, parallel=PIPELINE) if one else self
+        one_pipeline = self.assign is not None or self.strategy in ("even", "alone")
+        return replace(self, parallel=PIPELINE) if one_pipeline else self
 
     def without_sums(self) -> PlanOptions:
         """The same without what is asked of sums, for a plan that makes none or is to be plain."""

@@ -53,10 +53,10 @@ def override_problem(
         options.rhythm or problem.rhythm,
     )
     try:
-        made = Problem.model_validate({**dict(problem), **changed})
+        overridden = Problem.model_validate({**dict(problem), **changed})
     except InvalidRecordError as exc:
         raise InputError(describe(exc, Problem)) from exc
-    return with_link_dtypes(made, options.link_dtype, activations)
+    return with_link_dtypes(overridden, options.link_dtype, activations)
 
 
 def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
@@ -75,8 +75,8 @@ def owned_devices(problem: Problem, flag: str, names: Sequence[str] | None) -> t
     for name in map(str.strip, names):
         owned = [d.id for d in problem.devices if name in (d.id, split_device_id(d.id)[0])]
         if not owned:
-            known = ", ".join(device.id for device in problem.devices)
-            raise InputError(f"{flag} {name!r} is no device and no node of the problem; it has {known}")
+            devices = ", ".join(device.id for device in problem.devices)
+            raise InputError(f"{flag} {name!r} is no device and no node of the problem; it has {devices}")
         pinned += owned
     return tuple(dict.fromkeys(pinned))
 

@@ -37,21 +37,21 @@ class ScheduleChooser:
     def __init__(self, quickly: PlanSearch, limit_s: float) -> None:
         self.quickly = quickly
         self.deadline = time.perf_counter() + CHOICE_SHARE * limit_s
-        self.made: list[Plan] = []
+        self.plans: list[Plan] = []
         self.failures: list[InfeasibleError | UndecidedError] = []
 
     def try_all(self, problems: Sequence[Problem]) -> list[Plan]:
         """The plans found, one problem after the other while there is time (the first is always tried)."""
         plans = []
         for problem in problems:
-            if self.made and time.perf_counter() > self.deadline:
+            if self.plans and time.perf_counter() > self.deadline:
                 break
             try:
                 left_s = max(0.0, self.deadline - time.perf_counter())
                 plans.append(self.quickly(problem, left_s))
             except (InfeasibleError, UndecidedError) as exc:
                 self.failures.append(exc)
-        self.made += plans
+        self.plans += plans
         return plans
 
     def choose(self, problems: Sequence[Problem]) -> Plan | None:
@@ -64,10 +64,10 @@ class ScheduleChooser:
             if _knows_weight_gradients(plan.problem):
                 others.append(with_schedule(plan.problem, "zero-bubble"))
             self.try_all(others)
-        if not self.made:
+        if not self.plans:
             self.failures = []  # nothing needs less memory: what is proved for sequential holds for all
             self.try_all([with_schedule(p, "sequential") for p in problems])
-        return simplest_near_best(self.made)
+        return simplest_near_best(self.plans)
 
 
 def simplest_near_best(plans: Sequence[Plan]) -> Plan | None:
@@ -81,8 +81,8 @@ def simplest_near_best(plans: Sequence[Plan]) -> Plan | None:
 
 def promising_first(problems: Sequence[Problem], plans: Sequence[Plan]) -> list[Problem]:
     """The problems by their quick plans' steps, so that most of a limited time goes to the best of them."""
-    known = {(plan.problem.schedule, plan.problem.microbatches): plan.step_s for plan in plans}
-    return sorted(problems, key=lambda p: known.get((p.schedule, p.microbatches), math.inf))
+    quick_s = {(plan.problem.schedule, plan.problem.microbatches): plan.step_s for plan in plans}
+    return sorted(problems, key=lambda p: quick_s.get((p.schedule, p.microbatches), math.inf))
 
 
 def with_schedule(problem: Problem, schedule: Schedule) -> Problem:

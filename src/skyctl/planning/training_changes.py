@@ -76,7 +76,7 @@ def find_training_changes(
         return []
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
         return []
-    known_s = [one.iteration_s for one in plan.forms if one.iteration_s is not None]
+    known_s = [outcome.iteration_s for outcome in plan.forms if outcome.iteration_s is not None]
     fastest_s = min([plan.predicted.iteration_s, *known_s])
     deadline = time.perf_counter() + min(budget_s, MOST_S)
     tries = list(_changed(plan, profile))
@@ -84,10 +84,10 @@ def find_training_changes(
     for number, (kind, name, problem) in enumerate(tries):
         left_s = max(0.0, deadline - time.perf_counter())
         try:
-            found = plan_problem(problem, "heuristic", left_s / (len(tries) - number))
+            changed = plan_problem(problem, "heuristic", left_s / (len(tries) - number))
         except (InfeasibleError, UndecidedError):
             continue
-        step_s = found.predicted.iteration_s
+        step_s = changed.predicted.iteration_s
         factor = problem.microbatches / plan.problem.microbatches
         gain = factor * fastest_s / step_s if step_s > 0 else 0.0
         if gain >= WORTH and (kind not in best or gain > best[kind].gain * (1 + SAME)):
@@ -97,7 +97,9 @@ def find_training_changes(
 
 def _changed(plan: Plan, profile: Profile | None) -> Iterator[tuple[ChangeKind, str, Problem]]:
     """The changed problems: kind, name, problem."""
-    forms = [one.parallel for one in plan.forms if one.iteration_s is not None] or [plan.problem.parallel]
+    forms = [outcome.parallel for outcome in plan.forms if outcome.iteration_s is not None] or [
+        plan.problem.parallel
+    ]
     for form in forms:
         problem = in_form(plan.problem, form)
         if problem.rhythm.is_rounds:
