@@ -40,9 +40,9 @@ def planned(*machines: Machine) -> Plan:
 
 
 def fact(**more: Any) -> EnvironmentEvent:
-    known = {"device_name": "a cpu", "cpu_model": "a cpu", "cpus": 0.4, "threads": 1, "python": "3.11.9"}
+    defaults = {"device_name": "a cpu", "cpu_model": "a cpu", "cpus": 0.4, "threads": 1, "python": "3.11.9"}
     memory = {"memory_bytes": 2.0 * GIB, "memory_scope": None, "own_bytes": 0.0}
-    return EnvironmentEvent(**{**known, **memory, "torch": "2.6.0", "devices": ("cpu:0",), **more})
+    return EnvironmentEvent(**{**defaults, **memory, "torch": "2.6.0", "devices": ("cpu:0",), **more})
 
 
 def other(device: str, **more: Any) -> Machine:
@@ -50,18 +50,18 @@ def other(device: str, **more: Any) -> Machine:
 
 
 def test_what_is_as_it_was_is_no_difference() -> None:
-    made = planned(BOX, other("b/cpu:0"))
-    assert plan_changes(made, {0: fact(), 1: fact(cpus=0.43)}) == []
-    refuse_changes(made, plan_changes(made, {0: fact(), 1: fact()}))
+    the_plan = planned(BOX, other("b/cpu:0"))
+    assert plan_changes(the_plan, {0: fact(), 1: fact(cpus=0.43)}) == []
+    refuse_changes(the_plan, plan_changes(the_plan, {0: fact(), 1: fact()}))
 
 
 def test_all_differences_of_all_ranks_come_in_one_table() -> None:
-    made = planned(BOX, other("b/cpu:0"))
+    the_plan = planned(BOX, other("b/cpu:0"))
     facts = {0: fact(torch="2.7.0", cpus=0.2), 1: fact(device_name=None, memory_bytes=None)}
     with pytest.raises(ClusterChangedError) as caught:
-        refuse_changes(made, plan_changes(made, facts))
+        refuse_changes(the_plan, plan_changes(the_plan, facts))
     assert caught.value.exit_code == 5
-    assert [(one["where"], one["what"]) for one in caught.value.changes] == [
+    assert [(change["where"], change["what"]) for change in caught.value.changes] == [
         ("a/cpu:0", "torch"),
         ("a/cpu:0", "cpus"),
         ("b/cpu:0", "device"),
@@ -81,40 +81,40 @@ def test_all_differences_of_all_ranks_come_in_one_table() -> None:
     ],
 )
 def test_each_thing_that_counts(field: str, value: object, what: str) -> None:
-    found = machine_changes(BOX, BOX.model_copy(update={field: value}))
-    assert [one.what for one in found] == [what]
+    changes = machine_changes(BOX, BOX.model_copy(update={field: value}))
+    assert [change.what for change in changes] == [what]
 
 
 def test_devices_of_one_pot_need_its_memory_together() -> None:
-    made = planned(BOX, other("b/cpu:0"))
-    need = sum(replica.memory_bytes for replica in made.predicted.replicas)
+    the_plan = planned(BOX, other("b/cpu:0"))
+    need = sum(replica.memory_bytes for replica in the_plan.predicted.replicas)
     alone = {"memory_bytes": 0.7 * need}
-    assert plan_changes(made, {0: fact(**alone), 1: fact(**alone)}) == []
+    assert plan_changes(the_plan, {0: fact(**alone), 1: fact(**alone)}) == []
     # one pot: each sees what the other holds already as taken
     shared = {"memory_bytes": 0.7 * need, "memory_scope": "pot", "own_bytes": 0.1 * need}
-    (found,) = plan_changes(made, {0: fact(**shared), 1: fact(**shared)})
-    assert (found.where, found.what, found.change) == ("a/cpu:0, b/cpu:0", "free memory", "-20%")
+    (change,) = plan_changes(the_plan, {0: fact(**shared), 1: fact(**shared)})
+    assert (change.where, change.what, change.change) == ("a/cpu:0, b/cpu:0", "free memory", "-20%")
 
 
 def test_ranks_on_this_machine_need_its_memory_together() -> None:
-    made = planned()
-    needs = {replica.device: replica.memory_bytes for replica in made.predicted.replicas}
+    the_plan = planned()
+    needs = {replica.device: replica.memory_bytes for replica in the_plan.predicted.replicas}
     need = sum(needs.values())
-    assert local_memory_changes(made, "ab", need) == []
-    assert local_memory_changes(made, (), 0.0) == []
-    assert local_memory_changes(made, "b", needs["b/cpu:0"]) == []
-    (found,) = local_memory_changes(made, "ab", 0.8 * need)
-    assert (found.where, found.what, found.change) == ("a/cpu:0, b/cpu:0", "free memory", "-20%")
+    assert local_memory_changes(the_plan, "ab", need) == []
+    assert local_memory_changes(the_plan, (), 0.0) == []
+    assert local_memory_changes(the_plan, "b", needs["b/cpu:0"]) == []
+    (change,) = local_memory_changes(the_plan, "ab", 0.8 * need)
+    assert (change.where, change.what, change.change) == ("a/cpu:0, b/cpu:0", "free memory", "-20%")
 
 
 def test_a_plan_without_machines_is_checked_between_its_ranks() -> None:
-    made = planned()
-    assert plan_changes(made, {0: fact(cpus=9.0), 1: fact(torch="2.6.1+cu124")}) == []
-    (found,) = plan_changes(made, {0: fact(), 1: fact(torch="2.7.0")})
-    assert (found.where, found.then, found.now) == ("b/cpu:0", "2.6.0 on a/cpu:0", "2.7.0")
+    the_plan = planned()
+    assert plan_changes(the_plan, {0: fact(cpus=9.0), 1: fact(torch="2.6.1+cu124")}) == []
+    (change,) = plan_changes(the_plan, {0: fact(), 1: fact(torch="2.7.0")})
+    assert (change.where, change.then, change.now) == ("b/cpu:0", "2.6.0 on a/cpu:0", "2.7.0")
 
 
 def test_the_table_is_aligned() -> None:
-    found = machine_changes(BOX, BOX.model_copy(update={"cpus": 0.2, "torch": "2.7.0"}))
-    heading, *rows = change_table(found)
+    changes = machine_changes(BOX, BOX.model_copy(update={"cpus": 0.2, "torch": "2.7.0"}))
+    heading, *rows = change_table(changes)
     assert heading.index("what") == rows[0].index("torch") == rows[1].index("cpus")

@@ -10,13 +10,13 @@ from skyctl.learning.evidence import BELIEVED_RUNS, BELIEVED_S, LearnedEstimate,
 from skyctl.records.profile import Observation, Remeasurement
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-SCALE = Scale(lambda one: one.seen_s / one.probed_s, uncertainty=0.03)
+SCALE = Scale(lambda observation: observation.seen_s / observation.probed_s, uncertainty=0.03)
 
 
 def saw(factor: float, hour: float, **more: object) -> Observation:
-    known: dict[str, object] = {"run_id": f"r{hour:g}", "steps": 11, "spread": 1.05, "device": "a/cpu:0"}
+    defaults: dict[str, object] = {"run_id": f"r{hour:g}", "steps": 11, "spread": 1.05, "device": "a/cpu:0"}
     figures: dict[str, object] = {"digest": "w", "microbatch_size": 2, "probed_s": 1.0, "seen_s": factor}
-    return Observation(seen=at(hour), **{**known, **figures, **more})  # type: ignore[arg-type]
+    return Observation(seen=at(hour), **{**defaults, **figures, **more})  # type: ignore[arg-type]
 
 
 def look(factor: float, hour: float) -> Remeasurement:
@@ -37,19 +37,19 @@ def test_a_run_close_to_the_probe_counts_at_once_and_several_by_their_middle() -
 
 
 def test_one_run_that_was_much_slower_counts_for_nothing_and_is_named() -> None:
-    known = believed(saw(3.0, 1))
-    assert known.factor == 1.0
-    assert [one.run_id for one in known.contradictions] == ["r1"]
-    known = believed(saw(1.1, 1), saw(3.0, 2))
-    assert known.factor == 1.1
-    assert [one.run_id for one in known.contradictions] == ["r2"]
+    estimate = believed(saw(3.0, 1))
+    assert estimate.factor == 1.0
+    assert [observation.run_id for observation in estimate.contradictions] == ["r1"]
+    estimate = believed(saw(1.1, 1), saw(3.0, 2))
+    assert estimate.factor == 1.1
+    assert [observation.run_id for observation in estimate.contradictions] == ["r2"]
 
 
 def test_a_later_run_that_is_as_believed_settles_it() -> None:
-    known = believed(saw(1.1, 1), saw(3.0, 2), saw(1.0, 3), saw(1.1, 4))
-    assert known.factor == 1.1
-    assert known.contradictions == ()
-    assert [(gone.observation.run_id, gone.by) for gone in known.dismissals] == [("r2", saw(1.0, 3))]
+    estimate = believed(saw(1.1, 1), saw(3.0, 2), saw(1.0, 3), saw(1.1, 4))
+    assert estimate.factor == 1.1
+    assert estimate.contradictions == ()
+    assert [(gone.observation.run_id, gone.by) for gone in estimate.dismissals] == [("r2", saw(1.0, 3))]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_a_later_run_that_is_as_believed_settles_it() -> None:
      (1.4, 1.1, 1.0, False)],
 )  # fmt: skip
 def test_a_measurement_settles_it(seen: float, again: float, factor: float, confirmed: bool | None) -> None:
-    known = believed(saw(seen, 1), look(again, 2))
-    assert known.factor == factor
-    assert known.contradictions == ()
-    assert bool(known.sources) == (confirmed is True)
-    assert bool(known.dismissals) == (confirmed is not True)
+    estimate = believed(saw(seen, 1), look(again, 2))
+    assert estimate.factor == factor
+    assert estimate.contradictions == ()
+    assert bool(estimate.sources) == (confirmed is True)
+    assert bool(estimate.dismissals) == (confirmed is not True)
     if confirmed is not False:
-        assert known.remeasured == look(again, 2)
+        assert estimate.remeasured == look(again, 2)
 
 
 def test_what_was_measured_is_what_later_runs_are_held_against() -> None:
@@ -75,18 +75,18 @@ def test_what_was_measured_is_what_later_runs_are_held_against() -> None:
 
 
 def test_faster_is_believed_at_once_since_nothing_makes_a_device_faster_than_it_is() -> None:
-    known = believed(saw(0.5, 1))
-    assert known.factor == 0.5
-    known = believed(saw(0.5, 1), saw(1.0, 2))
-    assert known.factor == 0.5
-    assert [one.run_id for one in known.contradictions] == ["r2"]
+    estimate = believed(saw(0.5, 1))
+    assert estimate.factor == 0.5
+    estimate = believed(saw(0.5, 1), saw(1.0, 2))
+    assert estimate.factor == 0.5
+    assert [observation.run_id for observation in estimate.contradictions] == ["r2"]
 
 
 def test_runs_that_agree_with_each_other_are_believed_even_against_a_measurement() -> None:
     slow = [saw(3.0 + hour / 100, hour) for hour in range(BELIEVED_RUNS)]
     assert believed(*slow[:-1]).factor == 1.0
     assert believed(*slow).factor == slow[1].seen_s
-    looked = [one for run in slow for one in (run, look(1.0, float(run.run_id[1:]) + 0.5))]
+    looked = [piece for run in slow for piece in (run, look(1.0, float(run.run_id[1:]) + 0.5))]
     assert believed(*looked[:-2]).factor == 1.0
     assert believed(*looked[:-1]).factor == slow[1].seen_s
     between = [*looked[:-2], saw(1.0, 1.7)]

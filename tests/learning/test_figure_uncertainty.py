@@ -93,12 +93,12 @@ def test_a_link_that_was_filled_in_is_less_sure() -> None:
 
 def test_a_forward_longer_than_its_nodes_slices_is_unsure_by_their_pauses() -> None:
     assert slice_uncertainty(0.0012, 0.010, 0.009, 100.0) < 1e-4
-    found = [slice_uncertainty(0.0012, 0.010, forward_s, 100.0) for forward_s in (0.013, 0.040, 0.4)]
-    assert found == pytest.approx([0.276, 0.09, 0.009], rel=0.02)
+    uncertainties = [slice_uncertainty(0.0012, 0.010, forward_s, 100.0) for forward_s in (0.013, 0.040, 0.4)]
+    assert uncertainties == pytest.approx([0.276, 0.09, 0.009], rel=0.02)
     assert slice_uncertainty(0.009, 0.010, 0.012, 100.0) < 0.04
 
 
 def test_steps_of_few_periods_have_a_pause_more_or_less() -> None:
-    found = [slice_uncertainty(0.008, 0.010, 0.001, step_s) for step_s in (0.01, 0.1, 1.0)]
-    assert found == pytest.approx([0.1, 0.01, 0.001])
+    uncertainties = [slice_uncertainty(0.008, 0.010, 0.001, step_s) for step_s in (0.01, 0.1, 1.0)]
+    assert uncertainties == pytest.approx([0.1, 0.01, 0.001])
     assert slice_uncertainty(0.001, 0.010, 0.001, 0.001) == MOST_BY_SLICES

@@ -72,12 +72,13 @@ def test_a_skipped_layer_takes_the_time_of_its_flops() -> None:
 
 def test_what_weight_gradients_take_and_hold_is_passed_on() -> None:
     """A layer without the figure, and it is not known for that device."""
-    known = timing("attention", 0.01).model_copy(update={"weight_s": 0.005})
+    attention = timing("attention", 0.01).model_copy(update={"weight_s": 0.005})
     skipped = LayerTiming(signature="mlp", microbatch_size=2, skipped="too large")
-    found = profile(
-        device("a", 1.0, timings=(known, skipped)), device("b", 1.0, timings=(known, timing("mlp", 0.01)))
+    whole = profile(
+        device("a", 1.0, timings=(attention, skipped)),
+        device("b", 1.0, timings=(attention, timing("mlp", 0.01))),
     )
-    problem = build_problem(found, 4)
+    problem = build_problem(whole, 4)
     assert problem.times["a/cpu:0"].weight_s == pytest.approx((0.005, 0.001) * 3)
     assert problem.times["b/cpu:0"].weight_s is None
     assert {layer.deferred_bytes for layer in problem.layers} == {5e4 * HEAP_SHARE}
@@ -85,8 +86,8 @@ def test_what_weight_gradients_take_and_hold_is_passed_on() -> None:
 
 def test_a_pair_that_could_not_be_connected_is_never_planned_over() -> None:
     broken = tuple(LinkProfile(source=s, target=t, error="refused") for s, t in (("a", "b"), ("b", "a")))
-    found = plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions())
-    assert len(found.stages) == 1
+    plan = plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions())
+    assert len(plan.stages) == 1
     with pytest.raises(InfeasibleError, match="could not be connected"):
         plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions(strategy="even"))
 
@@ -106,10 +107,12 @@ def test_messages_cost_a_device_what_its_two_cheapest_links_take() -> None:
         for ends, each in cost.items()
     )
     devices = [device(node, 1.0).model_copy(update={"handling_s": 1e-3}) for node in "abc"]
-    found = build_problem(profile(*devices, links=links), 4).devices
+    planned_devices = build_problem(profile(*devices, links=links), 4).devices
     per_byte, once = (4e-8 + 2e-8 + 1e-7 + 3e-8) / 2, 1e-3 / HANDLING_NEIGHBOURS
-    assert [one.neighbour_s for one in found] == pytest.approx([once + per_byte * 1e4, once, once])
-    assert [one.handling_s + one.action_s for one in found] == [0.0] * 3
+    assert [each.neighbour_s for each in planned_devices] == pytest.approx(
+        [once + per_byte * 1e4, once, once]
+    )
+    assert [each.handling_s + each.action_s for each in planned_devices] == [0.0] * 3
     dear = devices[0].model_copy(update={"handling_byte_s": 1e-6, "action_s": 2e-4})
     dear_one = build_problem(profile(dear, *devices[1:], links=links), 4).devices[0]
     assert dear_one.neighbour_s == pytest.approx(0.011 / HANDLING_NEIGHBOURS)
@@ -131,27 +134,27 @@ def test_a_data_problem_says_what_summing_gradients_takes() -> None:
         )
         for ends in ("ab", "ba", "ac", "ca")
     )
-    found = profile(a, b, c, links=links)
+    whole = profile(a, b, c, links=links)
     rows = tuple(
-        layer.model_copy(update={"gradient_bytes": 4e5}) for layer in found.workload.shapes[0].layers
+        layer.model_copy(update={"gradient_bytes": 4e5}) for layer in whole.workload.shapes[0].layers
     )
-    shape = found.workload.shapes[0].model_copy(update={"layers": rows})
-    found = found.model_copy(update={"workload": found.workload.model_copy(update={"shapes": (shape,)})})
-    data = build_problem(found, 4, parallel="data")
+    shape = whole.workload.shapes[0].model_copy(update={"layers": rows})
+    whole = whole.model_copy(update={"workload": whole.workload.model_copy(update={"shapes": (shape,)})})
+    data = build_problem(whole, 4, parallel="data")
     assert data.parallel == "data"
     assert [d.reduce_byte_s for d in data.devices] == [3e-10] * 3
     # what the first one's links take comes to what a sum takes
     assert [d.message_byte_s for d in data.devices] == pytest.approx([4e-9, 1e-9, 1e-9])
     assert {layer.gradient_bytes for layer in data.layers} == {4e5}
-    pipeline = build_problem(found, 4)
+    pipeline = build_problem(whole, 4)
     assert {(d.reduce_byte_s, d.message_byte_s) for d in pipeline.devices} == {(0.0, 0.0)}
     assert {layer.gradient_bytes for layer in pipeline.layers} == {None}
 
 
 def test_what_a_step_costs_once_is_its_devices() -> None:
     devices = [device(node, 1.0).model_copy(update={"step_s": 2e-3}) for node in "ab"]
-    found = build_problem(profile(*devices), 4).devices
-    assert [(one.step_s, one.handling_s) for one in found] == [(2e-3, 0.0), (2e-3, 0.0)]
+    planned_devices = build_problem(profile(*devices), 4).devices
+    assert [(each.step_s, each.handling_s) for each in planned_devices] == [(2e-3, 0.0), (2e-3, 0.0)]
 
 
 def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:
@@ -243,7 +246,7 @@ def test_figures_that_contradict_each_other_are_an_input_error() -> None:
 
 def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None:
     """Of 10 ms it runs 1.2 at a time; an even share of the layers takes 90 ms, pauses included."""
-    known = profile(device("a", 1.0), device("b", 1.0))
+    whole = profile(device("a", 1.0), device("b", 1.0))
     facts = {
         **OF_NODE,
         "platform": "p",
@@ -256,13 +259,13 @@ def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None
     memory = {"memory_total_bytes": 1e9, "memory_available_bytes": 1e9}
     facts["quota_period_s"] = 0.01
     node = NodeProfile(name="a", hostname="a", cpus=0.12, **facts, **memory)
-    steady = [one.time_uncertainty for one in build_problem(known, 4).devices]
-    sliced = build_problem(known.model_copy(update={"nodes": (node,)}), 4).devices
-    times = build_problem(known, 4).times["a/cpu:0"]
+    steady = [each.time_uncertainty for each in build_problem(whole, 4).devices]
+    sliced = build_problem(whole.model_copy(update={"nodes": (node,)}), 4).devices
+    times = build_problem(whole, 4).times["a/cpu:0"]
     forward_s, backward_s = sum(times.forward_s) / 2, sum(times.backward_s) / 2
     slices = slice_uncertainty(0.0012, 0.01, forward_s, 4 * (forward_s + backward_s))
     expected = math.hypot(steady[0] or 0.0, slices)
-    assert [one.time_uncertainty for one in sliced] == pytest.approx([expected, steady[1]])
+    assert [each.time_uncertainty for each in sliced] == pytest.approx([expected, steady[1]])
     assert expected > (steady[0] or 0.0) + 1e-3
 
 
@@ -275,13 +278,13 @@ def test_times_that_hardly_repeat_are_planned_with_and_the_device_is_named(
     measured.add((0, 2), repetitions, [1] * len(repetitions))
     figures = timing_figures(measured, (0, 2), ClockScale(1.0, True, 0.0), 0.0)
     noisy = tuple(LayerTiming(signature=name, microbatch_size=2, **figures) for name in ("attention", "mlp"))
-    found = profile(device("a", 1.0), device("b", 1.0, timings=noisy))
-    written = plan_profile(found, PlanOptions()).to_json()
+    whole = profile(device("a", 1.0), device("b", 1.0, timings=noisy))
+    written = plan_profile(whole, PlanOptions()).to_json()
     problem = Corrections(spreads={"b/cpu:0": 3.0}).apply_to(parse(Plan, written, "plan.json").problem)
     sure, unsure = parse(Problem, problem.to_json(), "problem.json").devices
     assert (sure.time_uncertainty or 0.0) < 0.1
     assert unsure.time_uncertainty == MOST_UNCERTAINTY
-    warn_unmeasured(Output(), found, Cluster(name="c", nodes=tuple(nodes("a", "b"))))
-    said = capsys.readouterr().err
-    assert "b/cpu:0 are hardly known" in said
-    assert "a/cpu:0" not in said
+    warn_unmeasured(Output(), whole, Cluster(name="c", nodes=tuple(nodes("a", "b"))))
+    printed = capsys.readouterr().err
+    assert "b/cpu:0 are hardly known" in printed
+    assert "a/cpu:0" not in printed

@@ -62,21 +62,21 @@ def machine_changes(then: Machine, now: Machine) -> list[ClusterChange]:
     """What differs of one device. Of Python only the first two numbers count, of torch everything."""
     # Of a CPU that is another one, device and processor are the same change.
     same_twice = then.name != now.name and then.name == then.cpu_model
-    found = [
-        ClusterChange(then.device, what, had, has)
-        for what, had, has in (
+    changes = [
+        ClusterChange(then.device, what, before, after)
+        for what, before, after in (
             ("device", then.name, now.name),
             *([] if same_twice else [("processor", then.cpu_model, now.cpu_model)]),
             ("torch", then.torch, now.torch),
             ("Python", _minor_version(then.python), _minor_version(now.python)),
             ("threads", _number_text(then.threads), _number_text(now.threads)),
         )
-        if had != has
+        if before != after
     ]
     if abs(now.cpus / then.cpus - 1) > CPUS_TOLERANCE:
         change = f"{now.cpus / then.cpus - 1:+.0%}"
-        found.append(ClusterChange(then.device, "cpus", f"{then.cpus:g}", f"{now.cpus:g}", change))
-    return found
+        changes.append(ClusterChange(then.device, "cpus", f"{then.cpus:g}", f"{now.cpus:g}", change))
+    return changes
 
 
 def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[ClusterChange]:
@@ -88,18 +88,20 @@ def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[Clus
     """
     measured = {machine.device: machine for machine in plan.machines}
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
-    found: list[ClusterChange] = []
+    changes: list[ClusterChange] = []
     for rank, device in enumerate(devices):
         fact, then = facts[rank], measured.get(device)
         if fact.device_name is None:
             was = then.name if then is not None else split_device_id(device)[1]
             there = ", ".join(fact.devices)
-            found.append(ClusterChange(device, "device", was, f"not there, or can't be used ({there} found)"))
+            changes.append(
+                ClusterChange(device, "device", was, f"not there, or can't be used ({there} found)")
+            )
         elif then is not None:
-            found += machine_changes(then, _found_machine(then, fact))
+            changes += machine_changes(then, _found_machine(then, fact))
     if not measured:
-        found += _torch_changes(devices, facts)
-    return found + _memory_changes(plan, devices, facts)
+        changes += _torch_changes(devices, facts)
+    return changes + _memory_changes(plan, devices, facts)
 
 
 def _found_machine(then: Machine, fact: EnvironmentEvent) -> Machine:
@@ -136,13 +138,13 @@ def _memory_changes(
     for rank, device in enumerate(devices):
         if facts[rank].memory_bytes is not None and device in needs:
             pots.setdefault(str(facts[rank].memory_scope or device), []).append(rank)
-    found = []
+    changes = []
     for ranks in pots.values():
         held = sum(facts[rank].own_bytes for rank in ranks)  # by ranks that wait to build
         free = min((facts[rank].memory_bytes or 0.0) + held - facts[rank].own_bytes for rank in ranks)
         need = sum(needs[devices[rank]] for rank in ranks)
-        found += _too_little([devices[rank] for rank in ranks], need, free)
-    return found
+        changes += _too_little([devices[rank] for rank in ranks], need, free)
+    return changes
 
 
 def local_memory_changes(plan: Plan, nodes: Collection[str], free_bytes: float) -> list[ClusterChange]:
@@ -172,22 +174,22 @@ def _too_little(devices: Sequence[str], need: float, free: float) -> list[Cluste
 def change_table(changes: Sequence[ClusterChange]) -> list[str]:
     """The changes as aligned lines under a heading."""
     rows = [("where", "what", "then", "now", "change")]
-    rows += [(one.where, one.what, one.then, one.now, one.change) for one in changes]
+    rows += [(change.where, change.what, change.then, change.now, change.change) for change in changes]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 
-def refuse_changes(plan: Plan, found: Sequence[ClusterChange]) -> None:
+def refuse_changes(plan: Plan, changes: Sequence[ClusterChange]) -> None:
     """Raises ClusterChangedError, with all that was found, where there is anything."""
-    if not found:
+    if not changes:
         return
     source = plan.workload.source if plan.workload is not None else "WORKLOAD"
     raise ClusterChangedError(
         "the cluster is not what the plan was made for; nothing was trained:"
-        + "".join(f"\n  {line}" for line in change_table(found)),
-        found,
+        + "".join(f"\n  {line}" for line in change_table(changes)),
+        changes,
         hint=f"measure and plan again (skyctl probe {source}, then plan), or launch it all the same with "
         "--ignore-changes",
     )

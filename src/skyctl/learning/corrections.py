@@ -53,7 +53,8 @@ class Corrections:
     def apply_to(self, problem: Problem) -> Problem:
         """The problem with these times and rates."""
         times = {
-            name: _scaled_times(known, self.factors.get(name, 1.0)) for name, known in problem.times.items()
+            name: _scaled_times(layer_times, self.factors.get(name, 1.0))
+            for name, layer_times in problem.times.items()
         }
         links = tuple(
             link.model_copy(update={"bandwidth_bytes_per_s": self.rates[link.source, link.target]})
@@ -88,9 +89,9 @@ class LearnedEstimates:
     scales: Mapping[Subject, Scale] = field(default_factory=dict)
     disturbed: tuple[Observation, ...] = ()
 
-    def factor(self, one: Observation) -> float:
+    def factor(self, observation: Observation) -> float:
         """Seconds as seen ÷ as probed."""
-        return self.scales[one.device, one.target].factor_of(one)
+        return self.scales[observation.device, observation.target].factor_of(observation)
 
     def spreads(self) -> dict[str, float]:
         """By device, how far its undisturbed runs were from what is believed of it, relative.
@@ -98,33 +99,33 @@ class LearnedEstimates:
         The standard deviation of ln(seen ÷ believed); of a single run its distance from the probe. Runs that
         were shown to be of something that passed are left out, and devices that no run has seen.
         """
-        found = {}
-        for (device, target), known in self.by_subject.items():
-            seen = [math.log(self.factor(one)) for one in (*known.sources, *known.contradictions)]
+        spreads = {}
+        for (device, target), estimate in self.by_subject.items():
+            seen = [math.log(self.factor(obs)) for obs in (*estimate.sources, *estimate.contradictions)]
             if target is None and seen:
-                middle = math.log(known.factor) if len(seen) > 1 else 0.0
+                middle = math.log(estimate.factor) if len(seen) > 1 else 0.0
                 squares = sum((value - middle) ** 2 for value in seen)
-                found[device] = min(MOST_SPREAD, math.sqrt(squares / max(1, len(seen) - 1)))
-        return found
+                spreads[device] = min(MOST_SPREAD, math.sqrt(squares / max(1, len(seen) - 1)))
+        return spreads
 
     @property
     def contradictions(self) -> tuple[Contradiction, ...]:
         """The newest observation of each device and link that nothing has settled, devices first."""
-        found = []
-        for (device, target), known in sorted(self.by_subject.items(), key=lambda item: item[0][1] or ""):
-            if known.contradictions:
-                one = known.contradictions[-1]
-                found.append(
+        contradictions = []
+        for (device, target), estimate in sorted(self.by_subject.items(), key=lambda item: item[0][1] or ""):
+            if estimate.contradictions:
+                newest = estimate.contradictions[-1]
+                contradictions.append(
                     Contradiction(
-                        run_id=one.run_id,
-                        seen=one.seen,
+                        run_id=newest.run_id,
+                        seen=newest.seen,
                         device=device,
                         target=target,
-                        factor=self.factor(one),
-                        believed=known.factor,
+                        factor=self.factor(newest),
+                        believed=estimate.factor,
                     )
                 )
-        return tuple(found)
+        return tuple(contradictions)
 
 
 @dataclass(frozen=True)
@@ -144,18 +145,18 @@ def learn_corrections(profile: Profile, microbatches: int) -> LearnedCorrections
     if profile.workload is None or not (profile.observations or profile.remeasurements):
         return LearnedCorrections()
     size = measured_shape(profile, microbatches).microbatch_size
-    found = estimate_profile(profile)
+    estimates = estimate_profile(profile)
     factors: dict[str, float] = {}
     rates: dict[DevicePair, float] = {}
-    for (device, target), known in found.by_subject.items():
-        if not known.sources and known.remeasured is None:
+    for (device, target), estimate in estimates.by_subject.items():
+        if not estimate.sources and estimate.remeasured is None:
             continue
         if target is None:
-            sources = [one for one in known.sources if one.microbatch_size == size] or known.sources
-            factors[device] = found.scales[device, None].median(sources) if sources else known.factor
+            sources = [obs for obs in estimate.sources if obs.microbatch_size == size] or estimate.sources
+            factors[device] = estimates.scales[device, None].median(sources) if sources else estimate.factor
         elif (link := _link_of(profile, device, target)) is not None:
-            rates[device, target] = (link.bandwidth_bytes_per_s or 0.0) / known.factor
-    return LearnedCorrections(Corrections(factors, rates, found.spreads()), found)
+            rates[device, target] = (link.bandwidth_bytes_per_s or 0.0) / estimate.factor
+    return LearnedCorrections(Corrections(factors, rates, estimates.spreads()), estimates)
 
 
 def estimate_profile(profile: Profile) -> LearnedEstimates:
@@ -166,52 +167,60 @@ def estimate_profile(profile: Profile) -> LearnedEstimates:
     """
     if profile.workload is None:
         return LearnedEstimates()
-    looks = [one for one in profile.remeasurements if _is_newer(one, probed_at(profile, one))]
-    mine = [
-        one
-        for one in profile.observations
-        if one.digest == profile.workload.digest and _is_newer(one, probed_at(profile, one))
+    remeasurements = [
+        remeasurement
+        for remeasurement in profile.remeasurements
+        if _is_newer(remeasurement, probed_at(profile, remeasurement))
     ]
-    usable = [one for one in mine if one.target is None or _tells_rate(profile, one)]
-    scales = _scales(profile, [*usable, *looks])
-    doubted = [one for known in _weigh_all([*usable, *looks], scales).values() for one in _doubted(known)]
-    runs = {one.run_id for one in doubted if one.target is None}
-    runs |= {one.run_id for one in usable if one.target is None and not is_steady(one)}
-    left = [one for one in usable if one.run_id not in runs or one in doubted or not is_steady(one)]
-    found = _weigh_all([*left, *looks], scales)
-    told = [one for known in found.values() for one in (*_doubted(known), *known.sources)]
-    disturbed = tuple(one for one in mine if not is_steady(one) and one not in told)
-    return LearnedEstimates(found, scales, disturbed)
+    mine = [
+        obs
+        for obs in profile.observations
+        if obs.digest == profile.workload.digest and _is_newer(obs, probed_at(profile, obs))
+    ]
+    usable = [obs for obs in mine if obs.target is None or _tells_rate(profile, obs)]
+    scales = _scales(profile, [*usable, *remeasurements])
+    doubted = [
+        obs
+        for estimate in _weigh_all([*usable, *remeasurements], scales).values()
+        for obs in _doubted(estimate)
+    ]
+    runs = {obs.run_id for obs in doubted if obs.target is None}
+    runs |= {obs.run_id for obs in usable if obs.target is None and not is_steady(obs)}
+    left = [obs for obs in usable if obs.run_id not in runs or obs in doubted or not is_steady(obs)]
+    estimates = _weigh_all([*left, *remeasurements], scales)
+    weighed = [obs for estimate in estimates.values() for obs in (*_doubted(estimate), *estimate.sources)]
+    disturbed = tuple(obs for obs in mine if not is_steady(obs) and obs not in weighed)
+    return LearnedEstimates(estimates, scales, disturbed)
 
 
-def _doubted(known: LearnedEstimate) -> tuple[Observation, ...]:
-    return (*known.contradictions, *(gone.observation for gone in known.dismissals))
+def _doubted(estimate: LearnedEstimate) -> tuple[Observation, ...]:
+    return (*estimate.contradictions, *(gone.observation for gone in estimate.dismissals))
 
 
 def _weigh_all(
     evidence: Sequence[Evidence], scales: Mapping[Subject, Scale]
 ) -> dict[Subject, LearnedEstimate]:
     by_subject: dict[Subject, list[Evidence]] = {}
-    for one in evidence:
-        if (one.device, one.target) in scales:
-            by_subject.setdefault((one.device, one.target), []).append(one)
-    return {subject: weigh(found, scales[subject]) for subject, found in by_subject.items()}
+    for piece in evidence:
+        if (piece.device, piece.target) in scales:
+            by_subject.setdefault((piece.device, piece.target), []).append(piece)
+    return {subject: weigh(pieces, scales[subject]) for subject, pieces in by_subject.items()}
 
 
 def _scales(profile: Profile, evidence: Iterable[Evidence]) -> dict[Subject, Scale]:
     """How the evidence of each device and link is read; none for what the profile has no figures of."""
     scales: dict[Subject, Scale] = {}
-    for one in evidence:
-        if one.target is None:
-            scales[one.device, None] = Scale(_time_factor, _time_uncertainty(profile, one.device))
-        elif (link := _link_of(profile, one.device, one.target)) is not None:
+    for piece in evidence:
+        if piece.target is None:
+            scales[piece.device, None] = Scale(_time_factor, _time_uncertainty(profile, piece.device))
+        elif (link := _link_of(profile, piece.device, piece.target)) is not None:
             reading = _RateReading(link.latency_s or 0.0, link.bandwidth_bytes_per_s or 1.0)
-            scales[one.device, one.target] = Scale(reading.factor, link_uncertainty(link), RATE_TOLERANCE)
+            scales[piece.device, piece.target] = Scale(reading.factor, link_uncertainty(link), RATE_TOLERANCE)
     return scales
 
 
-def _time_factor(one: Observation) -> float:
-    return one.seen_s / one.probed_s
+def _time_factor(observation: Observation) -> float:
+    return observation.seen_s / observation.probed_s
 
 
 @dataclass(frozen=True)
@@ -221,24 +230,30 @@ class _RateReading:
     latency_s: float
     bandwidth_bytes_per_s: float
 
-    def factor(self, one: Observation) -> float:
+    def factor(self, observation: Observation) -> float:
         """Seconds of a message's bytes ÷ the probe's."""
-        return (one.seen_s - self.latency_s) * self.bandwidth_bytes_per_s / (one.message_bytes or 1.0)
+        return (
+            (observation.seen_s - self.latency_s)
+            * self.bandwidth_bytes_per_s
+            / (observation.message_bytes or 1.0)
+        )
 
 
-def _tells_rate(profile: Profile, one: Observation) -> bool:
+def _tells_rate(profile: Profile, observation: Observation) -> bool:
     """Whether at least ``LEAST_BYTES_SHARE`` of a message's time was its bytes."""
-    link = _link_of(profile, one.device, one.target or "")
-    if link is None or not one.message_bytes:
+    link = _link_of(profile, observation.device, observation.target or "")
+    if link is None or not observation.message_bytes:
         return False
-    return one.seen_s - (link.latency_s or 0.0) >= LEAST_BYTES_SHARE * one.seen_s
+    return observation.seen_s - (link.latency_s or 0.0) >= LEAST_BYTES_SHARE * observation.seen_s
 
 
 def _time_uncertainty(profile: Profile, device_id: str) -> float:
     """Of the probe's figures of a device's layers, at the size where they are known least."""
     shapes = profile.workload.shapes if profile.workload is not None else ()
-    found = [time_uncertainty(d, shape) for d in profile.devices if d.id == device_id for shape in shapes]
-    return max(found, default=LEAST_TIME)
+    uncertainties = [
+        time_uncertainty(d, shape) for d in profile.devices if d.id == device_id for shape in shapes
+    ]
+    return max(uncertainties, default=LEAST_TIME)
 
 
 def _link_of(profile: Profile, source: str, target: str) -> LinkProfile | None:
@@ -250,18 +265,18 @@ def _link_of(profile: Profile, source: str, target: str) -> LinkProfile | None:
     return None
 
 
-def probed_at(profile: Profile, one: Evidence) -> str:
+def probed_at(profile: Profile, piece: Evidence) -> str:
     """When the probe measured the same thing (ISO)."""
-    if one.target is None:
-        dates = [device.measured for device in profile.devices if device.id == one.device]
+    if piece.target is None:
+        dates = [device.measured for device in profile.devices if device.id == piece.device]
     else:
-        nodes = node_of(one.device), node_of(one.target)
+        nodes = node_of(piece.device), node_of(piece.target)
         dates = [link.measured for link in profile.links if (link.source, link.target) == nodes]
     return (dates[0] if dates else None) or profile.created
 
 
-def _is_newer(one: Evidence, date: str) -> bool:
+def _is_newer(piece: Evidence, date: str) -> bool:
     try:
-        return datetime.fromisoformat(one.seen) >= datetime.fromisoformat(date)
+        return datetime.fromisoformat(piece.seen) >= datetime.fromisoformat(date)
     except (ValueError, TypeError):
         return False

@@ -83,37 +83,42 @@ class Scale:
     uncertainty: float
     tolerance: float = TIME_TOLERANCE
 
-    def allowance(self, one: Observation | None) -> float:
+    def allowance(self, observation: Observation | None) -> float:
         """So many times longer than believed something may be seen without contradicting."""
-        error = 0.0 if one is None else standard_error(one)
+        error = 0.0 if observation is None else standard_error(observation)
         parts = COVERAGE_FACTOR * self.uncertainty, COVERAGE_FACTOR * error
         return math.exp(math.hypot(math.log1p(self.tolerance), *parts))
 
     def median(self, observations: Sequence[Observation]) -> float:
         """The weighted median of the observations' factors."""
         newest = max(map(_day, observations))
-        weights = [weight(one) * 0.5 ** ((newest - _day(one)) / HALF_LIFE_DAYS) for one in observations]
+        weights = [weight(obs) * 0.5 ** ((newest - _day(obs)) / HALF_LIFE_DAYS) for obs in observations]
         return weighted_median(list(map(self.factor_of, observations)), weights)
 
 
-def spread_of(one: Observation) -> float:
+def spread_of(observation: Observation) -> float:
     """p90 / p10 of what was seen over the run's steps: the device's own where it is known."""
-    return one.spread if one.layers_spread is None else one.layers_spread
+    return observation.spread if observation.layers_spread is None else observation.layers_spread
 
 
-def is_steady(one: Observation) -> bool:
+def is_steady(observation: Observation) -> bool:
     """Whether what was seen was alike enough from step to step to be believed."""
-    return spread_of(one) <= UNSTEADY_RATIO
+    return spread_of(observation) <= UNSTEADY_RATIO
 
 
-def standard_error(one: Observation) -> float:
+def standard_error(observation: Observation) -> float:
     """Of the median over the run's steps, relative."""
-    return MEDIAN_ERROR * math.log(max(1.0, spread_of(one))) / NORMAL_P10_P90 / math.sqrt(one.steps)
+    return (
+        MEDIAN_ERROR
+        * math.log(max(1.0, spread_of(observation)))
+        / NORMAL_P10_P90
+        / math.sqrt(observation.steps)
+    )
 
 
-def weight(one: Observation) -> float:
+def weight(observation: Observation) -> float:
     """How much an observation counts: one over its variance, that between runs included."""
-    return 1.0 / (BETWEEN_RUNS**2 + standard_error(one) ** 2)
+    return 1.0 / (BETWEEN_RUNS**2 + standard_error(observation) ** 2)
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -128,68 +133,86 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def weigh(evidence: Sequence[Evidence], scale: Scale) -> LearnedEstimate:
     """What all evidence of one device or link says together."""
-    known = LearnedEstimate()
-    for one in sorted(evidence, key=_order):
-        known = _settled(known, one, scale) if isinstance(one, Remeasurement) else _seen(known, one, scale)
-    return known
+    estimate = LearnedEstimate()
+    for piece in sorted(evidence, key=_order):
+        estimate = (
+            _settled(estimate, piece, scale)
+            if isinstance(piece, Remeasurement)
+            else _seen(estimate, piece, scale)
+        )
+    return estimate
 
 
-def _order(one: Evidence) -> tuple[float, bool]:
+def _order(piece: Evidence) -> tuple[float, bool]:
     """By date; of one second a run before the measurement that it is settled by."""
-    return _day(one), isinstance(one, Remeasurement)
+    return _day(piece), isinstance(piece, Remeasurement)
 
 
-def _day(one: Evidence) -> float:
-    return datetime.fromisoformat(one.seen).timestamp() / 86400.0
+def _day(piece: Evidence) -> float:
+    return datetime.fromisoformat(piece.seen).timestamp() / 86400.0
 
 
-def _seen(known: LearnedEstimate, one: Observation, scale: Scale) -> LearnedEstimate:
+def _seen(estimate: LearnedEstimate, observation: Observation, scale: Scale) -> LearnedEstimate:
     """The estimate after one more run."""
-    factor, allowed = scale.factor_of(one), scale.allowance(one)
-    if factor > allowed * known.factor:
-        return _contradicted(known, one, scale)
-    if not is_steady(one):
-        return known
-    passed = tuple(Dismissal(old, one) for old in known.contradictions)
-    faster = factor < known.factor / allowed
-    sources = (one,) if faster else (*known.sources, one)
+    factor, allowed = scale.factor_of(observation), scale.allowance(observation)
+    if factor > allowed * estimate.factor:
+        return _contradicted(estimate, observation, scale)
+    if not is_steady(observation):
+        return estimate
+    passed = tuple(Dismissal(old, observation) for old in estimate.contradictions)
+    faster = factor < estimate.factor / allowed
+    sources = (observation,) if faster else (*estimate.sources, observation)
     return LearnedEstimate(
         factor=scale.median(sources),
         sources=sources,
-        remeasured=None if faster else known.remeasured,
-        dismissals=known.dismissals + passed,
+        remeasured=None if faster else estimate.remeasured,
+        dismissals=estimate.dismissals + passed,
     )
 
 
-def _contradicted(known: LearnedEstimate, one: Observation, scale: Scale) -> LearnedEstimate:
+def _contradicted(estimate: LearnedEstimate, observation: Observation, scale: Scale) -> LearnedEstimate:
     """The estimate after a run that is too slow for it: believed where it lasted, or is not the first."""
-    agreed = max(map(_day, known.sources), default=-math.inf)
-    remeasured = [gone.observation for gone in known.dismissals if isinstance(gone.by, Remeasurement)]
-    earlier = [old for old in remeasured if _day(old) > agreed] + list(known.contradictions)
-    alike = [old for old in earlier if _near(scale.factor_of(old), scale.factor_of(one), scale)]
-    together = (*sorted(alike, key=_order), one)
-    lasted = one.target is None and is_steady(one) and one.steps * one.seen_s >= BELIEVED_S
+    agreed = max(map(_day, estimate.sources), default=-math.inf)
+    remeasured = [gone.observation for gone in estimate.dismissals if isinstance(gone.by, Remeasurement)]
+    earlier = [old for old in remeasured if _day(old) > agreed] + list(estimate.contradictions)
+    alike = [old for old in earlier if _near(scale.factor_of(old), scale.factor_of(observation), scale)]
+    together = (*sorted(alike, key=_order), observation)
+    lasted = (
+        observation.target is None
+        and is_steady(observation)
+        and observation.steps * observation.seen_s >= BELIEVED_S
+    )
     if not lasted and len({old.run_id for old in together}) < BELIEVED_RUNS:
-        return replace(known, contradictions=(*known.contradictions, one))
-    kept = tuple(gone for gone in known.dismissals if gone.observation not in together)
+        return replace(estimate, contradictions=(*estimate.contradictions, observation))
+    kept = tuple(gone for gone in estimate.dismissals if gone.observation not in together)
     return LearnedEstimate(factor=scale.median(together), sources=together, dismissals=kept)
 
 
-def _settled(known: LearnedEstimate, one: Remeasurement, scale: Scale) -> LearnedEstimate:
+def _settled(estimate: LearnedEstimate, remeasurement: Remeasurement, scale: Scale) -> LearnedEstimate:
     """The estimate after a measurement: it confirms the nearer of what was believed and what was seen."""
-    alike = tuple(old for old in known.contradictions if _near(scale.factor_of(old), one.factor, scale))
-    believed = _near(known.factor, one.factor, scale)
-    if alike and believed and _apart(known.factor, one) < _apart(scale.median(alike), one):
+    alike = tuple(
+        old for old in estimate.contradictions if _near(scale.factor_of(old), remeasurement.factor, scale)
+    )
+    believed = _near(estimate.factor, remeasurement.factor, scale)
+    if (
+        alike
+        and believed
+        and _apart(estimate.factor, remeasurement) < _apart(scale.median(alike), remeasurement)
+    ):
         alike = ()
-    gone = tuple(Dismissal(old, one) for old in known.contradictions if old not in alike)
-    settled = replace(known, contradictions=(), dismissals=known.dismissals + gone)
+    gone = tuple(Dismissal(old, remeasurement) for old in estimate.contradictions if old not in alike)
+    settled = replace(estimate, contradictions=(), dismissals=estimate.dismissals + gone)
     if alike:
-        return replace(settled, factor=scale.median(alike), sources=alike, remeasured=one)
-    return settled if believed else replace(settled, factor=one.factor, sources=(), remeasured=one)
+        return replace(settled, factor=scale.median(alike), sources=alike, remeasured=remeasurement)
+    return (
+        settled
+        if believed
+        else replace(settled, factor=remeasurement.factor, sources=(), remeasured=remeasurement)
+    )
 
 
-def _apart(factor: float, one: Remeasurement) -> float:
-    return abs(math.log(factor / one.factor))
+def _apart(factor: float, remeasurement: Remeasurement) -> float:
+    return abs(math.log(factor / remeasurement.factor))
 
 
 def _near(factor: float, other: float, scale: Scale) -> bool:

@@ -14,22 +14,24 @@ from skyctl.records.profile import Observation, Remeasurement
 def learned_notes(learned: LearnedCorrections) -> list[str]:
     """What the corrections come from, and what was seen and is not used."""
     corrections, estimates = learned.corrections, learned.estimates
-    found: dict[str, list[str]] = {}
-    for (device, target), known in estimates.by_subject.items():
+    by_source: dict[str, list[str]] = {}
+    for (device, target), estimate in estimates.by_subject.items():
         text = None
         if target is None and device in corrections.factors:
             text = f"times of {device} {corrections.factors[device]:.2f} × the probe's"
         elif target is not None and (device, target) in corrections.rates:
-            text = f"rate of {device} → {target} {1 / known.factor:.2f} × the probe's"
+            text = f"rate of {device} → {target} {1 / estimate.factor:.2f} × the probe's"
         if text is not None:
-            found.setdefault(_source_text(known.sources, known.remeasured), []).append(text)
-    return [f"{source}: {', '.join(texts)}" for source, texts in found.items()] + _unused_notes(estimates)
+            by_source.setdefault(_source_text(estimate.sources, estimate.remeasured), []).append(text)
+    return [f"{source}: {', '.join(texts)}" for source, texts in by_source.items()] + _unused_notes(estimates)
 
 
-def spread_text(one: Observation) -> str:
+def spread_text(observation: Observation) -> str:
     """How uneven the steps of an observation's run were, in words."""
-    whose = "its steps'" if one.layers_spread is None else f"of {one.device}'s seconds a step the"
-    return f"{whose} p90 is {spread_of(one):.1f} times {'their' if one.layers_spread is None else 'the'} p10"
+    spread = spread_of(observation)
+    if observation.layers_spread is None:
+        return f"its steps' p90 is {spread:.1f} times their p10"
+    return f"of {observation.device}'s seconds a step the p90 is {spread:.1f} times the p10"
 
 
 def _source_text(sources: Sequence[Observation], remeasured: Remeasurement | None) -> str:
@@ -37,42 +39,44 @@ def _source_text(sources: Sequence[Observation], remeasured: Remeasurement | Non
     again = "" if remeasured is None else f"measured again on {remeasured.seen}"
     if not sources:
         return f"as {again}"
-    runs = list(dict.fromkeys(one.run_id for one in sources))
+    runs = list(dict.fromkeys(obs.run_id for obs in sources))
     text = f"as seen in run {runs[-1]}" + (f" and {len(runs) - 1} earlier" if len(runs) > 1 else "")
     return text + (f" and {again}" if again else "")
 
 
-def _unused_notes(found: LearnedEstimates) -> list[str]:
+def _unused_notes(estimates: LearnedEstimates) -> list[str]:
     """What is not used, and why; each run that was disturbed once."""
-    said = [contradiction_text(one) for one in found.contradictions]
-    for known in found.by_subject.values():
-        said += [_dismissal_text(gone, found) for gone in known.dismissals]
-    said += [
-        f"run {run} was disturbed ({spread_text(one)}): not used"
-        for run, one in {one.run_id: one for one in found.disturbed}.items()
+    notes = [contradiction_text(contradiction) for contradiction in estimates.contradictions]
+    for estimate in estimates.by_subject.values():
+        notes += [_dismissal_text(gone, estimates) for gone in estimate.dismissals]
+    notes += [
+        f"run {run} was disturbed ({spread_text(obs)}): not used"
+        for run, obs in {obs.run_id: obs for obs in estimates.disturbed}.items()
     ]
-    return said
+    return notes
 
 
-def contradiction_text(one: Contradiction) -> str:
+def contradiction_text(contradiction: Contradiction) -> str:
     """That a plan does not reckon with what a run saw, and what settles it."""
-    nodes = node_of(one.device) if one.target is None else f"{node_of(one.device)} and {node_of(one.target)}"
-    known = "" if one.believed == 1.0 else f" ({_ratio(one.target, one.believed)} is known)"
+    device, target = contradiction.device, contradiction.target
+    nodes = node_of(device) if target is None else f"{node_of(device)} and {node_of(target)}"
+    subject = _subject_text(device, target, contradiction.factor)
+    believed = contradiction.believed
+    known = "" if believed == 1.0 else f" ({_ratio(target, believed)} is known)"
     return (
-        f"run {one.run_id} saw {_subject_text(one.device, one.target, one.factor)}, more than runs differ by"
-        f"{known}: not planned with before the next launch or compare --measure of the workload has measured "
-        f"{nodes} again"
+        f"run {contradiction.run_id} saw {subject}, more than runs differ by{known}: not planned with before "
+        f"the next launch or compare --measure of the workload has measured {nodes} again"
     )
 
 
-def _dismissal_text(gone: Dismissal, found: LearnedEstimates) -> str:
-    one, by = gone.observation, gone.by
+def _dismissal_text(gone: Dismissal, estimates: LearnedEstimates) -> str:
+    observation, by = gone.observation, gone.by
     if isinstance(by, Remeasurement):
-        why = f"{_ratio(one.target, by.factor)} was measured on {by.seen}"
+        why = f"{_ratio(observation.target, by.factor)} was measured on {by.seen}"
     else:
-        why = f"run {by.run_id} saw {_ratio(one.target, found.factor(by))}"
-    what = _subject_text(one.device, one.target, found.factor(one))
-    return f"run {one.run_id} saw {what}: not used, since {why}"
+        why = f"run {by.run_id} saw {_ratio(observation.target, estimates.factor(by))}"
+    what = _subject_text(observation.device, observation.target, estimates.factor(observation))
+    return f"run {observation.run_id} saw {what}: not used, since {why}"
 
 
 def _subject_text(device: str, target: str | None, factor: float) -> str:

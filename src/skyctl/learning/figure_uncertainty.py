@@ -94,12 +94,12 @@ def _sampling(device: DeviceProfile, shape: ShapeProfile) -> tuple[float, float]
     timings: Mapping[str, LayerTiming] = {
         t.signature: t for t in device.timings if t.microbatch_size == shape.microbatch_size
     }
-    known = [timings[layer.signature] for layer in shape.layers if layer.signature in timings]
-    total_s = sum(map(layer_time_s, known))
+    layer_timings = [timings[layer.signature] for layer in shape.layers if layer.signature in timings]
+    total_s = sum(map(layer_time_s, layer_timings))
     if total_s <= 0:
         return 0.0, 0.0
-    error = sum(layer_time_s(t) * (t.interval or 0.0) for t in known) / total_s / HALF_NORMAL_95
-    spread = sum(layer_time_s(t) * (t.spread or 0.0) for t in known) / total_s / NORMAL_P10_P90
+    error = sum(layer_time_s(t) * (t.interval or 0.0) for t in layer_timings) / total_s / HALF_NORMAL_95
+    spread = sum(layer_time_s(t) * (t.spread or 0.0) for t in layer_timings) / total_s / NORMAL_P10_P90
     return error, LASTING_SHARE * spread
 
 

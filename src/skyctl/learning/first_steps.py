@@ -112,9 +112,9 @@ def _played_steps(
     def of(key: PartKey) -> Sequence[float]:
         if key not in parts:
             return even
-        alone = [key == one for one in tried]
-        measured = (*alone, True, *(not one for one in alone))
-        return [parts[key].factor if one else 1.0 for one in measured]
+        alone = [key == tried_key for tried_key in tried]
+        measured = (*alone, True, *(not is_alone for is_alone in alone))
+        return [parts[key].factor if is_measured else 1.0 for is_measured in measured]
 
     def of_device(device: Device) -> Sequence[float]:
         return of(("computing", device.id, None))
@@ -144,7 +144,7 @@ def _layers_s(times: ReplicaMeasurement | ReplicaPredicted) -> float:
     return times.forward_s + times.backward_s + times.optimizer_s
 
 
-def first_steps_text(found: FirstSteps, part: DeviatingPart) -> str:
+def first_steps_text(first_steps: FirstSteps, part: DeviatingPart) -> str:
     """First steps that are not as predicted, and the part that most makes them so, in a line."""
     seen, predicted = format_seconds(part.seen_s), format_seconds(part.predicted_s)
     words = {
@@ -153,6 +153,6 @@ def first_steps_text(found: FirstSteps, part: DeviatingPart) -> str:
         "sum": f"the gradients' sum takes {seen}",
         "waiting": f"beside its layers {part.device} spends {seen} a step, waiting for the most part",
     }[part.kind]
-    estimate = format_estimate(found.predicted_s, found.interval)
-    whole = f"steps take {format_seconds(found.measured_s)}, predicted {estimate}"
+    estimate = format_estimate(first_steps.predicted_s, first_steps.interval)
+    whole = f"steps take {format_seconds(first_steps.measured_s)}, predicted {estimate}"
     return f"{whole}: {words}, predicted {predicted}"

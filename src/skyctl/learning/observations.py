@@ -99,7 +99,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         probed_s=1.0,  # of each that is found, its own
         seen_s=1.0,
     )
-    found = []
+    observations = []
     timed = zip(probed.placed_stages, done.replicas, _stage_times(probed, done), strict=True)
     for stage, replica, (device, expected_s, took_s) in timed:
         layers = {
@@ -108,12 +108,12 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
             "step_factors": step_factors(replica),
         }
         update = {"device": device, **layers}
-        found.append(about.model_copy(update=update | {"probed_s": expected_s, "seen_s": took_s}))
+        observations.append(about.model_copy(update=update | {"probed_s": expected_s, "seen_s": took_s}))
     for link, size, took_s in message_times(probed, done):
         expected_s = link.latency_s + size / link.bandwidth_bytes_per_s
         ends = {"device": link.source, "target": link.target, "message_bytes": size}
-        found.append(about.model_copy(update=ends | {"probed_s": expected_s, "seen_s": took_s}))
-    return [one for one in found if one.seen_s > 0 and one.probed_s > 0]
+        observations.append(about.model_copy(update=ends | {"probed_s": expected_s, "seen_s": took_s}))
+    return [obs for obs in observations if obs.seen_s > 0 and obs.probed_s > 0]
 
 
 def _as_probed(plan: Plan, profile: Profile) -> Plan:
@@ -130,8 +130,8 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
     figures = {(link.source, link.target): link for link in base.links}
     links = []
     for link in problem.links:
-        known = figures.get((link.source, link.target), link)
-        measured = {"latency_s": known.latency_s, "bandwidth_bytes_per_s": known.bandwidth_bytes_per_s}
+        probed = figures.get((link.source, link.target), link)
+        measured = {"latency_s": probed.latency_s, "bandwidth_bytes_per_s": probed.bandwidth_bytes_per_s}
         links.append(link.model_copy(update=measured))
     times = {**problem.times, **{name: base.times[name] for name in names}}
     actions = {device.id: device.action_s for device in base.devices}
@@ -219,30 +219,32 @@ def add_observations(
     used = {stage.device for stage in plan.placed_stages}
 
     def holds(profile: Profile) -> bool:
-        known = profile.workload
-        if known is None or ref is None or profile.encrypted != plan.encrypted:
+        workload = profile.workload
+        if workload is None or ref is None or profile.encrypted != plan.encrypted:
             return False
         if is_ahead(profile.created):  # no next plan uses it (``profiles.find_profile``)
             return False
-        sizes = [shape.microbatches for shape in known.shapes]
+        sizes = [shape.microbatches for shape in workload.shapes]
         asked = (digest, ref.batch_size, ref.dtype)
-        fits = (known.digest, known.batch_size, known.dtype) == asked and plan.problem.microbatches in sizes
+        if (workload.digest, workload.batch_size, workload.dtype) != asked:
+            return False
+        fits = plan.problem.microbatches in sizes
         return fits and used <= {device.id for device in profile.devices}
 
-    found = newest_profile(cluster, holds)
-    if found is None:
+    newest = newest_profile(cluster, holds)
+    if newest is None:
         return None
-    path, profile = found
+    path, profile = newest
     new = observe_run(profile, plan, done, timestamp())
-    mine = [one for one in profile.observations if one.run_id == done.run_id]
+    mine = [obs for obs in profile.observations if obs.run_id == done.run_id]
     if only is not None:
-        new = [one for one in new if (one.device, one.target) == only]
-        mine = [one for one in mine if (one.device, one.target) == only]
-        if any(one.steps > steps for one in mine):
+        new = [obs for obs in new if (obs.device, obs.target) == only]
+        mine = [obs for obs in mine if (obs.device, obs.target) == only]
+        if any(obs.steps > steps for obs in mine):
             return None
     if not new:
         return None
-    others = [one for one in profile.observations if one not in mine]
+    others = [obs for obs in profile.observations if obs not in mine]
     profile = profile.model_copy(update={"observations": newest_evidence([*others, *new])})
     write_atomic(path, profile.to_json())
     return profile, new
@@ -250,13 +252,15 @@ def add_observations(
 
 def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
     """What becomes of what a run saw, in words."""
-    run_id, found = new[0].run_id, estimate_profile(profile)
-    disturbed = [one for one in found.disturbed if one.run_id == run_id]
-    doubts = [one for one in found.contradictions if one.run_id == run_id]
-    used = any(one.run_id == run_id for known in found.by_subject.values() for one in known.sources)
+    run_id, estimates = new[0].run_id, estimate_profile(profile)
+    disturbed = [obs for obs in estimates.disturbed if obs.run_id == run_id]
+    doubts = [contradiction for contradiction in estimates.contradictions if contradiction.run_id == run_id]
+    used = any(
+        source.run_id == run_id for estimate in estimates.by_subject.values() for source in estimate.sources
+    )
     if doubts:
         rest = "; what else it saw is kept, and not planned with before that either" if not used else ""
-        return "; ".join(contradiction_text(one) for one in doubts) + rest
+        return "; ".join(contradiction_text(contradiction) for contradiction in doubts) + rest
     if disturbed:
         words = spread_text(disturbed[0])
         rest = "the next plan uses the rest" if used else "what it saw is kept, but not planned with"
@@ -272,36 +276,44 @@ def gather_evidence(profile: Profile, others: Iterable[Profile]) -> Profile:
     Where a figure was measured at another time than this profile's, it is not the same. What is dated ahead
     of this machine's clock is left out: it would outweigh all that is seen until then.
     """
-    known = [*others, profile]
+    profiles = [*others, profile]
 
-    def same(other: Profile, one: Evidence) -> bool:
-        if is_ahead(one.seen):
+    def same(other: Profile, piece: Evidence) -> bool:
+        if is_ahead(piece.seen):
             return False
-        return other is profile or probed_at(other, one) == probed_at(profile, one)
+        return other is profile or probed_at(other, piece) == probed_at(profile, piece)
 
-    seen = [one for other in known for one in other.observations if same(other, one)]
-    looks = [one for other in known for one in other.remeasurements if same(other, one)]
-    update = {"observations": newest_evidence(seen), "remeasurements": newest_evidence(looks)}
+    seen = [obs for other in profiles for obs in other.observations if same(other, obs)]
+    remeasurements = [
+        remeasurement
+        for other in profiles
+        for remeasurement in other.remeasurements
+        if same(other, remeasurement)
+    ]
+    update = {"observations": newest_evidence(seen), "remeasurements": newest_evidence(remeasurements)}
     return profile.model_copy(update=update)
 
 
 def newest_evidence(evidence: Iterable[AnyEvidence]) -> tuple[AnyEvidence, ...]:
     """Each once, the newest ``MOST_KEPT`` of the same kind, in the order of their dates."""
     kinds: dict[tuple[object, ...], list[AnyEvidence]] = {}
-    once = {_identity(one): one for one in evidence}
-    for one in sorted(once.values(), key=lambda o: o.seen):
-        kinds.setdefault(_kind(one), []).append(one)
-    kept = [one for found in kinds.values() for one in found[-MOST_KEPT:]]
-    return tuple(sorted(kept, key=lambda one: (one.seen, one.device, one.target or "")))
+    once = {_identity(piece): piece for piece in evidence}
+    for piece in sorted(once.values(), key=lambda o: o.seen):
+        kinds.setdefault(_kind(piece), []).append(piece)
+    kept = [piece for pieces in kinds.values() for piece in pieces[-MOST_KEPT:]]
+    return tuple(sorted(kept, key=lambda piece: (piece.seen, piece.device, piece.target or "")))
 
 
-def _kind(one: Evidence) -> tuple[object, ...]:
-    about = (one.device, one.target)
-    return (*about, one.digest, one.microbatch_size) if isinstance(one, Observation) else about
+def _kind(piece: Evidence) -> tuple[object, ...]:
+    about = (piece.device, piece.target)
+    return (*about, piece.digest, piece.microbatch_size) if isinstance(piece, Observation) else about
 
 
-def _identity(one: Evidence) -> tuple[object, ...]:
-    return (*_kind(one), *((one.run_id, one.layers) if isinstance(one, Observation) else (one.seen,)))
+def _identity(piece: Evidence) -> tuple[object, ...]:
+    return (
+        *_kind(piece),
+        *((piece.run_id, piece.layers) if isinstance(piece, Observation) else (piece.seen,)),
+    )
 
 
 def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]:
@@ -332,10 +344,10 @@ def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]
         for link, size, took_s in message_times(plan, done)
         if took_s - link.latency_s >= LEAST_BYTES_SHARE * took_s and size
     }
-    had = {(link.source, link.target): link.bandwidth_bytes_per_s for link in plan.problem.links}
+    planned_rates = {(link.source, link.target): link.bandwidth_bytes_per_s for link in plan.problem.links}
     words = [f"times of {device} {factor:.2f} × what its plan had" for device, factor in factors.items()]
     words += [
-        f"rate of {source} → {target} {rate / had[source, target]:.2f} × what its plan had"
+        f"rate of {source} → {target} {rate / planned_rates[source, target]:.2f} × what its plan had"
         for (source, target), rate in rates.items()
     ]
     return Corrections(factors, rates).apply_to(plan.problem), words

@@ -253,8 +253,8 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
 
 
 def _all_known(seconds: Sequence[float | None]) -> tuple[float, ...] | None:
-    known = tuple(x for x in seconds if x is not None)
-    return known if len(known) == len(seconds) else None
+    known_s = tuple(x for x in seconds if x is not None)
+    return known_s if len(known_s) == len(seconds) else None
 
 
 def _links(profile: Profile, devices: Sequence[DeviceProfile]) -> tuple[Link, ...]:

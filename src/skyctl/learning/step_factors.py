@@ -35,12 +35,12 @@ def with_observed_factors(problem: Problem, profile: Profile, corrections: Mappi
         measured_workload(profile).digest,
         measured_shape(profile, problem.microbatches).microbatch_size,
     )
-    found: dict[str, tuple[float, ...]] = {}
-    for one in sorted(profile.observations, key=lambda one: one.seen):
-        if one.step_factors and (one.digest, one.microbatch_size) == about:
-            middle = one.seen_s / one.probed_s / corrections.get(one.device, 1.0)
-            found[one.device] = tuple(factor * middle for factor in one.step_factors)
-    return _with_factors(problem, found)
+    by_device: dict[str, tuple[float, ...]] = {}
+    for observation in sorted(profile.observations, key=lambda observation: observation.seen):
+        if observation.step_factors and (observation.digest, observation.microbatch_size) == about:
+            middle = observation.seen_s / observation.probed_s / corrections.get(observation.device, 1.0)
+            by_device[observation.device] = tuple(factor * middle for factor in observation.step_factors)
+    return _with_factors(problem, by_device)
 
 
 def with_measured_factors(problem: Problem, done: Measurement) -> Problem:
@@ -50,9 +50,9 @@ def with_measured_factors(problem: Problem, done: Measurement) -> Problem:
     return _with_factors(problem, {replica.device: step_factors(replica) for replica in done.replicas})
 
 
-def _with_factors(problem: Problem, found: dict[str, tuple[float, ...]]) -> Problem:
+def _with_factors(problem: Problem, by_device: dict[str, tuple[float, ...]]) -> Problem:
     devices = tuple(
-        device.model_copy(update={"step_factors": found.get(device.id) or device.step_factors})
+        device.model_copy(update={"step_factors": by_device.get(device.id) or device.step_factors})
         for device in problem.devices
     )
     return problem.model_copy(update={"devices": devices})
