@@ -43,28 +43,28 @@ def watched(**more: Any) -> LoadReading:
 
 
 def notes(device: LoadReading, *others: LoadReading) -> str:
-    found = judge_load({"it": device, **{f"o{i}": other for i, other in enumerate(others)}})
-    return " | ".join(found["it"].notes)
+    judged = judge_load({"it": device, **{f"o{i}": other for i, other in enumerate(others)}})
+    return " | ".join(judged["it"].notes)
 
 
 def test_alone_nobody_is_accused() -> None:
-    found = judge_load({"it": watched()})["it"]
-    assert found.notes == ()
-    assert found.share == pytest.approx(1.0, abs=0.02)
-    assert found.own_cpus == 0.5
-    assert found.others_cpus == pytest.approx(0.005)
+    judged = judge_load({"it": watched()})["it"]
+    assert judged.notes == ()
+    assert judged.share == pytest.approx(1.0, abs=0.02)
+    assert judged.own_cpus == 0.5
+    assert judged.others_cpus == pytest.approx(0.005)
 
 
 def test_half_a_quota_eaten() -> None:
-    found = judge_load({"it": watched(own_s=2.5, ran_s=2.5, waited_s=7.5)})["it"]
-    assert found.share == pytest.approx(0.5, abs=0.02)
-    assert "other processes used 0.26 of this node's 0.5 cpus" in found.notes[0]
-    assert len(found.notes) == 1
+    judged = judge_load({"it": watched(own_s=2.5, ran_s=2.5, waited_s=7.5)})["it"]
+    assert judged.share == pytest.approx(0.5, abs=0.02)
+    assert "other processes used 0.26 of this node's 0.5 cpus" in judged.notes[0]
+    assert len(judged.notes) == 1
 
 
 def test_the_probe_s_other_processes_are_no_strangers() -> None:
-    one = watched(own_s=2.5, ran_s=2.5, waited_s=7.5)
-    assert notes(one, one) == "", "two devices of one node"
+    half = watched(own_s=2.5, ran_s=2.5, waited_s=7.5)
+    assert notes(half, half) == "", "two devices of one node"
     free = {"scope": "m", "bound": False, "cpus": 2.0, "scope_s": None}
     local = watched(**free, own_s=9.9, machine_s=20.0, ran_s=9.9, waited_s=0.1)
     assert notes(local, local) == ""
@@ -74,11 +74,11 @@ def test_the_probe_s_other_processes_are_no_strangers() -> None:
 
 
 def test_one_cpu_by_affinity_of_which_half_is_eaten() -> None:
-    found = judge_load(
+    judged = judge_load(
         {"it": watched(scope="m", bound=False, cpus=1.0, own_s=5.0, machine_s=10.0, machine_cpus=1)}
     )["it"]
-    assert found.share == pytest.approx(0.5)
-    assert "0.50 of this node's 1 cpu " in found.notes[0]
+    assert judged.share == pytest.approx(0.5)
+    assert "0.50 of this node's 1 cpu " in judged.notes[0]
 
 
 def test_what_runs_on_other_processors_is_neither_ours_nor_anothers() -> None:
@@ -88,9 +88,9 @@ def test_what_runs_on_other_processors_is_neither_ours_nor_anothers() -> None:
         **free, scope="m/cpus 0,1", allowed=frozenset({0, 1}), own_s=10.0, machine_s=20.0, ran_s=10.0
     )
     alone = watched(**free, scope="m/cpus 2,3", allowed=frozenset({2, 3}), own_s=20.0, machine_s=20.0)
-    found = judge_load({"a": disturbed, "b": alone}, {"m": CpuUse(1.0, frozenset({2, 3}))})
-    assert "other processes used 1.00 of this node's 2 cpus" in found["a"].notes[0]
-    assert (found["b"].notes, found["b"].share) == ((), 1.0)
+    judged = judge_load({"a": disturbed, "b": alone}, {"m": CpuUse(1.0, frozenset({2, 3}))})
+    assert "other processes used 1.00 of this node's 2 cpus" in judged["a"].notes[0]
+    assert (judged["b"].notes, judged["b"].share) == ((), 1.0)
     assert CpuUse(1.0, frozenset(range(4))).of(frozenset({0, 9})) == 0.25
 
 
@@ -129,18 +129,18 @@ def test_heat_and_theft() -> None:
 
 
 def test_what_is_not_counted_is_not_judged() -> None:
-    found = judge_load(
+    judged = judge_load(
         {"it": watched(scope_s=None, machine_s=None, steal_s=None, ran_s=None, waited_s=None)}
     )["it"]
-    assert (found.others_cpus, found.share, found.notes) == (None, None, ())
+    assert (judged.others_cpus, judged.share, judged.notes) == (None, None, ())
 
 
 def test_a_card_that_others_use() -> None:
     gpu = {"index": 0, "uuid": "x", "busy": 0.6, "held_bytes": 3 * 2**30}
-    found = judge_load({"it": watched(on_cpu=False, gpu=gpu)})["it"]
-    assert found.share == pytest.approx(0.4)
-    assert "busy 60% of the time" in found.notes[0]
-    assert "3.0 GiB of its memory" in found.notes[1]
+    judged = judge_load({"it": watched(on_cpu=False, gpu=gpu)})["it"]
+    assert judged.share == pytest.approx(0.4)
+    assert "busy 60% of the time" in judged.notes[0]
+    assert "3.0 GiB of its memory" in judged.notes[1]
     assert judge_load({"it": watched(on_cpu=False)})["it"].share is None
 
 
@@ -220,10 +220,10 @@ def test_a_real_neighbour_is_seen() -> None:
         neighbour.kill()
         neighbour.communicate()
     it = LoadReading("m", "m", 1.0, False, 1, True, 1.0, counts)
-    found = judge_load({"it": it})["it"]
-    assert "other processes used" in found.notes[0]
-    assert found.share is not None
-    assert found.share < 0.75
+    judged = judge_load({"it": it})["it"]
+    assert "other processes used" in judged.notes[0]
+    assert judged.share is not None
+    assert judged.share < 0.75
 
 
 def test_a_virtual_machines_cores_that_halt_are_noticed(tmp_path: Path) -> None:

@@ -127,11 +127,11 @@ def test_a_bad_node_hides_no_other() -> None:
     them = cluster(*scripts, "gone", "never")
     sessions: dict[str, Any] = {name: FakeSession(them.node(name), s) for name, s in scripts.items()}
     sessions["gone"] = UnreachableError("node gone: no route", node="gone", hint="switch it on")
-    said: list[tuple[str, str, float]] = []
+    progress: list[tuple[str, str, float]] = []
     profile = measure_cluster(
         them,
         sessions,
-        on_progress=lambda *news: said.append(news),
+        on_progress=lambda *news: progress.append(news),
         options=ProbeOptions(start_s=20.0, cap_s=1.0),
     )
     assert [d.id for d in profile.devices] == ["a/cpu:0", "b/cpu:0"]
@@ -146,7 +146,7 @@ def test_a_bad_node_hides_no_other() -> None:
         ("a", "b", 0.001),
         ("b", "a", 0.001),
     ]
-    assert ("a", "x", 0.5) in said
+    assert ("a", "x", 0.5) in progress
     assert all(task.killed for s in sessions.values() if isinstance(s, FakeSession) for task in s.tasks)
     assert profile.devices[0].memory_from == "free memory, shared by 2 devices"
 
@@ -212,8 +212,8 @@ def test_a_recheck_fails_no_device_of_which_it_measures_too_little_to_tell_its_s
     assert [(d.id, d.flops_per_s) for d in now.devices] == [("a/cpu:0", 5e9), ("b/cpu:0", 1e9)]
     orders = {name: session.tasks[0].sent[0] for name, session in sessions.items()}
     assert {name: order["generic"] for name, order in orders.items()} == {"a": False, "b": True}
-    found = [(one.where, one.what, one.then) for one in profile_changes(then, now)]
-    assert ("b/cpu:0", "device", "not measured before") in found
+    changes = [(change.where, change.what, change.then) for change in profile_changes(then, now)]
+    assert ("b/cpu:0", "device", "not measured before") in changes
 
 
 def test_an_interrupted_probe_keeps_layer_times_for_the_next_and_for_no_plan() -> None:
@@ -230,10 +230,10 @@ def test_an_interrupted_probe_keeps_layer_times_for_the_next_and_for_no_plan() -
 
     def probe(on_node: Callable[[str, str, float], None]) -> tuple[Profile, list[dict[str, Any]]]:
         sessions: Any = {node.name: FakeSession(node, script) for node in them.nodes}
-        found, _ = probe_cluster(
+        probed, _ = probe_cluster(
             them, NodeSessions(sessions, {}), request, workload, lambda _text: None, on_node
         )
-        return found, sessions["a"].tasks[0].sent[0]["layers"]
+        return probed, sessions["a"].tasks[0].sent[0]["layers"]
 
     def interrupt(node: str, _what: str, _done: float) -> None:
         if node == "links":
@@ -249,7 +249,7 @@ def test_an_interrupted_probe_keeps_layer_times_for_the_next_and_for_no_plan() -
         find_profile(them, None, request, workload.digest)
     assert "interrupted" in str(profile_misfit(kept, request, workload.digest, them.nodes))
     whole, layers = probe(lambda *_: None)
-    assert all(layer["known"] == [int(size) for size in layer["signatures"]] for layer in layers)
+    assert all(layer["known_sizes"] == [int(size) for size in layer["signatures"]] for layer in layers)
     assert [device.timings for device in whole.devices] == [device.timings for device in kept.devices]
     assert len(whole.links) == 2
     assert find_profile(them, None, request, workload.digest)[0] == whole

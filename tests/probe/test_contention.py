@@ -44,8 +44,8 @@ def links(rates: dict[str, float], latency_s: float = 0.001) -> list[LinkProfile
     ]
 
 
-def by_ends(found: list[LinkProfile]) -> dict[tuple[str, str], LinkProfile]:
-    return {(link.source, link.target): link for link in found}
+def by_ends(profiles: list[LinkProfile]) -> dict[tuple[str, str], LinkProfile]:
+    return {(link.source, link.target): link for link in profiles}
 
 
 # The decision
@@ -94,12 +94,12 @@ def test_bytes_grow_with_the_rate_within_bounds() -> None:
 
 
 def test_the_two_peers_that_ask_for_most_come_first() -> None:
-    found = hub_candidates(
+    candidates = hub_candidates(
         by_ends(links({"slow": 1.0, "a": 10.0, "b": 10.0, "mid": 5.0})), ["slow", "a", "b", "mid"]
     )
-    assert found["a"][:2] == ["b", "mid"]
-    assert sorted(found["mid"]) == ["a", "b"]
-    assert sorted(found["slow"]) == ["a", "b", "mid"]  # all of them fill its line
+    assert candidates["a"][:2] == ["b", "mid"]
+    assert sorted(candidates["mid"]) == ["a", "b"]
+    assert sorted(candidates["slow"]) == ["a", "b", "mid"]  # all of them fill its line
 
 
 def test_a_peer_must_be_fast_both_ways() -> None:
@@ -162,8 +162,13 @@ class Script:
             self.events.put(answer | {"error": f"{self.name} can't"})
             return
         if message["role"] == "hub":
-            said = {"event": "line-listening", "hub": message["hub"], "address": "192.0.2.1", "ports": [5, 6]}
-            self.events.put(said)
+            event = {
+                "event": "line-listening",
+                "hub": message["hub"],
+                "address": "192.0.2.1",
+                "ports": [5, 6],
+            }
+            self.events.put(event)
         arrivals = {}
         for pair in message["pairs"]:
             each_s = pair["receive_bytes"] / self.rates[pair["peer"], self.name]
@@ -185,9 +190,9 @@ class Script:
 
 @pytest.fixture
 def fleets() -> Iterator[list[DeviceProbes]]:
-    made: list[DeviceProbes] = []
-    yield made
-    for probes in made:
+    started: list[DeviceProbes] = []
+    yield started
+    for probes in started:
         for member in probes.members:
             member.task.kill()
 
@@ -227,7 +232,7 @@ def test_a_shared_line_is_found_in_the_direction_that_shares(fleets: list[Device
     lines, reasons, probes, scripts = play(fleets, {"a": 12.5 * MB, "b": 12.5 * MB, "m": 2.5 * MB}, halves)
     assert not reasons
     assert not probes.failures
-    (line,) = [found for found in lines if found.node == "m"]
+    (line,) = [shared for shared in lines if shared.node == "m"]
     assert line.direction == "in"
     assert sorted(line.peers) == ["a", "b"]
     assert line.bandwidth_bytes_per_s == pytest.approx(2.6 * MB, rel=0.01)
@@ -313,12 +318,12 @@ def test_four_flows_over_real_pairs() -> None:
     hub = [PeerConnection(name, 10.0, secret=name) for name in ("x", "y")]
     ports = [pair.listen("127.0.0.1") for pair in hub]
     sizes = {"x": (3000, 70000), "y": (50000, 800)}  # to the hub, from the hub
-    found: dict[str, list[float]] = {}
+    at_peers: dict[str, list[float]] = {}
 
     def peer(name: str, port: int) -> None:
         pair = PeerConnection("hub", 10.0, secret=name)
         pair.connect("127.0.0.1", port, "127.0.0.1", 10.0)
-        found[name] = exchange_flows(pair, FlowSpec(9, *sizes[name]), None)
+        at_peers[name] = exchange_flows(pair, FlowSpec(9, *sizes[name]), None)
         pair.close(graceful=True)
 
     threads = [threading.Thread(target=peer, args=entry) for entry in zip("xy", ports, strict=True)]
@@ -327,7 +332,7 @@ def test_four_flows_over_real_pairs() -> None:
     arrivals = run_hub([(pair, FlowSpec(9, *sizes[pair.peer][::-1])) for pair in hub], 10.0)
     for thread in threads:
         thread.join(20.0)
-    for times in (*arrivals.values(), *found.values()):
+    for times in (*arrivals.values(), *at_peers.values()):
         assert len(times) == 9
         assert times == sorted(times)
         assert times[0] > 0

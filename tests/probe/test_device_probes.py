@@ -24,16 +24,16 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(module, "awake_s", found.awake_s)
-    return found
+    fake = Clock()
+    monkeypatch.setattr(module, "awake_s", fake.awake_s)
+    return fake
 
 
 def member(probes: DeviceProbes, name: str) -> DeviceProbe:
     task = cast(TaskLike, SimpleNamespace(kill=lambda: None))
-    found = DeviceProbe(Node(name=name, transport="local"), "127.0.0.1", task, heard_at=0.0)
-    probes.members.append(found)
-    return found
+    probe = DeviceProbe(Node(name=name, transport="local"), "127.0.0.1", task, heard_at=0.0)
+    probes.members.append(probe)
+    return probe
 
 
 @pytest.mark.parametrize(("deadline_s", "words"), [(1000.0, "has said nothing"), (10.0, "no result within")])

@@ -85,12 +85,12 @@ def test_every_figure_can_be_read_without_colour() -> None:
 
 
 def test_many_nodes_are_shown_by_site() -> None:
-    found = summarize_links(profile(MOST_NODES + 1, sites=3))
-    assert (found.names, found.by_site) == (("s0", "s1", "s2"), True)
-    inside, across = found.cells[1][1], found.cells[1][2]
+    summary = summarize_links(profile(MOST_NODES + 1, sites=3))
+    assert (summary.names, summary.by_site) == (("s0", "s1", "s2"), True)
+    inside, across = summary.cells[1][1], summary.cells[1][2]
     assert inside == LinkSummaryCell(pytest.approx(98.4), pytest.approx(0.1), False)
     assert across == LinkSummaryCell(pytest.approx(5), pytest.approx(12.3), True)
-    lines = matrix_lines(found)
+    lines = matrix_lines(summary)
     assert "site link s0 -> s1: 12.30 ms, 5 Mbit/s (median)" in lines
     assert len(lines) == 9
     assert summarize_links(profile(6), most_columns(60)).by_site is False
@@ -101,10 +101,10 @@ def test_a_slow_pair_is_seen_among_many_nodes_of_one_site() -> None:
     whole = profile(MOST_NODES + 1, sites=1)
     slow = whole.links[7].model_copy(update={"bandwidth_bytes_per_s": 1.25e6})
     whole = whole.model_copy(update={"links": (*whole.links[:7], slow, *whole.links[8:])})
-    found = summarize_links(whole)
-    assert found.names == ("s0",)
+    summary = summarize_links(whole)
+    assert summary.names == ("s0",)
     ends = f"{slow.source} → {slow.target}"
-    assert slow_link_lines(whole, found) == [f"within s0: 10 to 98.4 Mbit/s, median 98.4; slow: {ends} 10"]
+    assert slow_link_lines(whole, summary) == [f"within s0: 10 to 98.4 Mbit/s, median 98.4; slow: {ends} 10"]
     two = profile(MOST_NODES + 1)
     assert slow_link_lines(two, summarize_links(two)) == [], "nothing is slow"
     assert slow_link_lines(whole, summarize_links(profile(4))) == [], "a map by node hides nothing"
@@ -118,8 +118,8 @@ def test_what_failed_is_named_with_its_cause() -> None:
     assert (both.source, both.target) == ("n1", "n0")
     assert failed_link_lines(whole.model_copy(update={"links": (first, both)})) == ["n0 ↔ n1: refused"]
     all_ = tuple(link.model_copy(update={"error": link.target}) for link in whole.links)
-    said = failed_link_lines(whole.model_copy(update={"links": all_}))
-    assert (len(said), said[-1]) == (7, "and 14 more")
+    lines = failed_link_lines(whole.model_copy(update={"links": all_}))
+    assert (len(lines), lines[-1]) == (7, "and 14 more")
 
 
 def test_colours_run_from_fast_to_slow_and_their_ink_can_be_read() -> None:
@@ -131,8 +131,8 @@ def test_colours_run_from_fast_to_slow_and_their_ink_can_be_read() -> None:
 
 
 def test_the_picture_is_an_svg(tmp_path: Path) -> None:
-    for one in (profile(5), profile(MOST_NODES + 1, sites=1)):
-        path = draw_link_matrix(one, tmp_path / "links.svg")
+    for measured in (profile(5), profile(MOST_NODES + 1, sites=1)):
+        path = draw_link_matrix(measured, tmp_path / "links.svg")
         assert path.read_text().startswith("<svg ")
     with pytest.raises(SkyctlError, match="no links to draw"):
         draw_link_matrix(profile(3).model_copy(update={"links": ()}), tmp_path / "none.svg")

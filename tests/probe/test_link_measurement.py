@@ -115,7 +115,7 @@ def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> No
     torch.set_num_threads(1)
     ends = PeerConnection("second", 20.0, secret="s"), PeerConnection("first", 20.0, secret="s")
     port = ends[0].listen("127.0.0.1")
-    found: dict[int, LinkSpeed | SkyctlError] = {}
+    results: dict[int, LinkSpeed | SkyctlError] = {}
 
     def run(which: int) -> None:
         try:
@@ -123,10 +123,10 @@ def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> No
                 ends[0].accept(20.0)
             else:
                 ends[1].connect("127.0.0.1", port, "127.0.0.1", 20.0)
-            found[which] = measure_link(ends[which], first=which == 0)
+            results[which] = measure_link(ends[which], first=which == 0)
             ends[which].close(graceful=True)
         except SkyctlError as exc:
-            found[which] = exc
+            results[which] = exc
         finally:
             ends[which].close()
 
@@ -136,7 +136,7 @@ def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> No
     for thread in threads:
         thread.join(60.0)
     for which in (0, 1):
-        figures = found[which]
+        figures = results[which]
         assert isinstance(figures, LinkSpeed), figures
         assert figures.latency_s > 0
         assert figures.bandwidth_bytes_per_s > 0
@@ -154,9 +154,9 @@ def test_pairs_that_may_have_shared_an_uplink_are_measured_again() -> None:
     """a, b in one site, c, d in another; both crossings of a round got half of 20 Mbit/s."""
     rates = {("a", "b"): 100, ("c", "d"): 100, ("a", "c"): 20, ("b", "d"): 20, ("a", "d"): 10, ("b", "c"): 10}
     links = [_link(*ends, rate) for pair, rate in rates.items() for ends in (pair, pair[::-1])]
-    found = suspect_pairs(links)
-    assert set(found) == {("a", "c"), ("b", "d"), ("a", "d"), ("b", "c")}
-    assert set(found[:2]) == {("a", "d"), ("b", "c")}
+    suspects = suspect_pairs(links)
+    assert set(suspects) == {("a", "c"), ("b", "d"), ("a", "d"), ("b", "c")}
+    assert set(suspects[:2]) == {("a", "d"), ("b", "c")}
 
 
 def test_a_slow_node_is_slow_with_everybody_and_is_not_measured_again() -> None:

@@ -78,11 +78,11 @@ def profile() -> Profile:
                 memory_from="free memory",
                 reserved_bytes=2.0**28,
                 flops_per_s=1e11 / slowdown,
-                timings=[one],
+                timings=[row],
                 conditions=Conditions(wall_s=1.0, share=0.6, notes=("other load",)),
                 **OF_DEVICE,
             )
-            for name, slowdown, one in (("n1", 1.0, timing), ("n[2]", 2.0, skipped))
+            for name, slowdown, row in (("n1", 1.0, timing), ("n[2]", 2.0, skipped))
         ],
         links=[
             LinkProfile(source="n1", target="n[2]", latency_s=0.005, bandwidth_bytes_per_s=1.25e7),

@@ -94,8 +94,8 @@ def test_a_node_that_no_link_joins_is_apart() -> None:
 
 def test_names_are_those_of_groups_with_just_these_nodes() -> None:
     sites = [["x", "y"], ["z"]]
-    said = name_sites(sites, {"lab": ["y", "x"], "all": ["x", "y", "z"], "s2": ["y"]})
-    assert [(site.name, list(site.nodes)) for site in said] == [("lab", ["x", "y"]), ("s2'", ["z"])]
+    named = name_sites(sites, {"lab": ["y", "x"], "all": ["x", "y", "z"], "s2": ["y"]})
+    assert [(site.name, list(site.nodes)) for site in named] == [("lab", ["x", "y"]), ("s2'", ["z"])]
 
 
 # What is filled in
@@ -130,12 +130,12 @@ def test_missing_links_are_filled_in_or_say_why_not() -> None:
     names = nodes(("a", 2), ("b", 2), ("c", 1))
     links = {k: v for k, v in build(names, apart(0.1, 5), lambda a, b: 100).items() if k[0][0] == k[1][0]}
     links |= build(["a0", "b0"], apart(0.1, 5), lambda a, b: 30)
-    found = estimate_links(by_letter(names), links, [("a0", "b0")])
-    filled = found["b1", "a1"]
+    estimated = estimate_links(by_letter(names), links, [("a0", "b0")])
+    filled = estimated["b1", "a1"]
     assert (filled.latency_s, filled.estimated) == (pytest.approx(0.005), True)
     assert filled.bandwidth_bytes_per_s == pytest.approx(30 * 125_000)
-    assert "no other pair of their sites" in (found["a1", "c0"].error or "")
-    assert len(found) + len(links) == 20
+    assert "no other pair of their sites" in (estimated["a1", "c0"].error or "")
+    assert len(estimated) + len(links) == 20
 
 
 # Rounds
@@ -143,16 +143,16 @@ def test_missing_links_are_filled_in_or_say_why_not() -> None:
 
 def explore(names: list[str], links: Found) -> tuple[int, Found]:
     """Rounds until every two sites were compared and every site is known within, and what was measured."""
-    known: Found = {}
+    measured: Found = {}
     for number in range(1000):
-        sites = find_sites(names, known)
-        pairs = {frozenset(way) for way in known}
+        sites = find_sites(names, measured)
+        pairs = {frozenset(way) for way in measured}
         todo = disjoint_pairs(exploratory_pairs(sites, pairs) + pairs_within_sites(sites, pairs))
         if not todo:
-            return number + sum(1 for _ in site_crossings(sites, best_rates(known))), known
+            return number + sum(1 for _ in site_crossings(sites, best_rates(measured))), measured
         met = [name for pair in todo for name in pair]
         assert len(set(met)) == len(met)
-        known |= {way: links[way] for a, b in todo for way in ((a, b), (b, a))}
+        measured |= {way: links[way] for a, b in todo for way in ((a, b), (b, a))}
     raise AssertionError("never done")
 
 
@@ -163,25 +163,27 @@ def test_sites_take_rounds_like_nodes_of_a_site_and_sites(counts: tuple[int, ...
     names = nodes(*zip("abcdefgh", counts, strict=False))
     mixed = names[::3] + names[1::3] + names[2::3]
     links = build(names, apart(0.1, 5, noise=0.5), lambda a, b: 100 if a[0] == b[0] else 40)
-    count, known = explore(mixed, links)
-    assert {frozenset(site) for site in find_sites(mixed, known)} == {frozenset(s) for s in by_letter(names)}
+    count, measured = explore(mixed, links)
+    assert {frozenset(site) for site in find_sites(mixed, measured)} == {
+        frozenset(s) for s in by_letter(names)
+    }
     assert count <= most
 
 
 def test_rounds_of_one_site_and_of_sites_of_one_node_are_a_tournament() -> None:
     names = nodes(("a", 10))
     for ms in (0.1, 30.0):
-        count, known = explore(names, build(names, lambda a, b, ms=ms: ms, lambda a, b: 100))
-        assert len(known) == 90
+        count, measured = explore(names, build(names, lambda a, b, ms=ms: ms, lambda a, b: 100))
+        assert len(measured) == 90
         assert count <= 14
 
 
 def test_one_pair_alone_between_every_two_sites() -> None:
     sites = [["a0", "a1"], ["b0"], ["c0"], ["d0", "d1"]]
     fast = {"a1": 5.0, "a0": 1.0, "d0": 1.0, "d1": 1.0, "b0": 2.0, "c0": 2.0}
-    found = site_crossings(sites, fast, barred=[frozenset(("a1", "b0"))], done=[frozenset(("d1", "c0"))])
-    assert len(found) <= 3
-    pairs = {frozenset(pair) for pairs in found for pair in pairs}
+    crossings = site_crossings(sites, fast, barred=[frozenset(("a1", "b0"))], done=[frozenset(("d1", "c0"))])
+    assert len(crossings) <= 3
+    pairs = {frozenset(pair) for pairs in crossings for pair in pairs}
     assert frozenset(("a0", "b0")) in pairs  # a1 cannot be connected with it
     assert frozenset(("a1", "c0")) in pairs
     assert not any({"b0", "c0"} == set(pair) or {"d0", "c0"} == set(pair) for pair in pairs)

@@ -46,9 +46,9 @@ def profiles(links: dict[tuple[str, str], LinkProfile]) -> list[SiteProfile]:
 
 def test_flows_are_disjoint_and_meet_at_one_site_only() -> None:
     links = network("abc", 2, {"b": 20})
-    found = uplink_trials(profiles(links), links)
-    assert [(t.site, t.direction) for t in found] == [(s, d) for s in "abc" for d in ("out", "in")]
-    for trial in found:
+    trials = uplink_trials(profiles(links), links)
+    assert [(t.site, t.direction) for t in trials] == [(s, d) for s in "abc" for d in ("out", "in")]
+    for trial in trials:
         ends = [name for way in trial.flows for name in way]
         assert len(set(ends)) == 4
         mine, other = (0, 1) if trial.direction == "out" else (1, 0)
@@ -62,8 +62,8 @@ def test_two_sites_are_tried_once_and_too_few_nodes_not_at_all() -> None:
         ("a", "out"),
         ("a", "in"),
     ]
-    one = network("a", 4, {})
-    assert uplink_trials(profiles(one), one) == []
+    single_site = network("a", 4, {})
+    assert uplink_trials(profiles(single_site), single_site) == []
     singles = network("abcd", 1, {})
     assert uplink_trials(profiles(singles), singles) == []
     few = [SiteProfile(name="a", nodes=("a0", "a1")), SiteProfile(name="b", nodes=("b0",))]
@@ -122,8 +122,8 @@ class Script:
             if not self.wires.flows or self.name in self.wires.flows:
                 self.wires.flows = {}
             self.wires.flows[self.name] = message["pairs"][0]["peer"]
-            said = {"event": "line-listening", "hub": self.name, "address": "192.0.2.1", "ports": [5]}
-            self.events.put(said)
+            event = {"event": "line-listening", "hub": self.name, "address": "192.0.2.1", "ports": [5]}
+            self.events.put(event)
             if self.fault == "gives up":
                 self.events.put({"event": "line", "hub": self.name, "error": "not ready in time"})
         else:
@@ -140,9 +140,9 @@ class Script:
 
 @pytest.fixture
 def fleets() -> Iterator[list[DeviceProbes]]:
-    made: list[DeviceProbes] = []
-    yield made
-    for probes in made:
+    started: list[DeviceProbes] = []
+    yield started
+    for probes in started:
         for member in probes.members:
             member.task.kill()
 
@@ -160,53 +160,53 @@ def play(
         script.peers = scripts
         member = DeviceProbe(Node(name=script.name, transport="local"), "192.0.2.1", script, facts=FACTS)
         probes.add(member)
-    told: list[tuple[int, int]] = []
-    found, reasons = measure_uplinks(
+    progress: list[tuple[int, int]] = []
+    shared, reasons = measure_uplinks(
         probes,
         dict.fromkeys(names, "192.0.2.1"),
         list(links.values()),
         profiles(links),
-        lambda done, of: told.append((done, of)),
+        lambda done, of: progress.append((done, of)),
         connect_s=0.2,
         transfer_s=0.2,
     )
-    assert told == [(number, len(told)) for number in range(len(told))]
-    return found, reasons, probes
+    assert progress == [(number, len(progress)) for number in range(len(progress))]
+    return shared, reasons, probes
 
 
 def test_the_site_that_shares_is_named_with_what_it_shares(fleets: list[DeviceProbes]) -> None:
-    found, reasons, _ = play(fleets, "abc", {"b": 20})
+    shared, reasons, _ = play(fleets, "abc", {"b": 20})
     assert not reasons
-    assert [(uplink.site, uplink.direction) for uplink in found] == [("b", "out"), ("b", "in")]
-    for uplink in found:
+    assert [(uplink.site, uplink.direction) for uplink in shared] == [("b", "out"), ("b", "in")]
+    for uplink in shared:
         assert uplink.bandwidth_bytes_per_s == pytest.approx(20 * MBIT, rel=0.01)
         assert len(uplink.pairs) == 2
 
 
 def test_one_path_between_two_sites_is_named_once(fleets: list[DeviceProbes]) -> None:
-    found, reasons, _ = play(fleets, "ab", {"b": 20})
+    shared, reasons, _ = play(fleets, "ab", {"b": 20})
     assert not reasons
-    assert [(uplink.site, uplink.direction) for uplink in found] == [("a", "out"), ("a", "in")]
+    assert [(uplink.site, uplink.direction) for uplink in shared] == [("a", "out"), ("a", "in")]
 
 
 def test_where_nothing_is_shared_nothing_is_said(fleets: list[DeviceProbes]) -> None:
-    found, reasons, probes = play(fleets, "abc", {}, nodes=3)
-    assert (found, reasons, probes.failures) == ([], {}, {})
+    shared, reasons, probes = play(fleets, "abc", {}, nodes=3)
+    assert (shared, reasons, probes.failures) == ([], {}, {})
 
 
 @pytest.mark.parametrize(("fault", "words"), [("refuses", "no route"), ("silent", "no answer in time")])
 def test_a_failed_trial_is_left_out_with_the_reason_and_fails_no_node(
     fleets: list[DeviceProbes], fault: str, words: str
 ) -> None:
-    found, reasons, probes = play(fleets, "ab", {"b": 20}, b0=fault)
-    assert not any(uplink.direction == "out" for uplink in found)
+    shared, reasons, probes = play(fleets, "ab", {"b": 20}, b0=fault)
+    assert not any(uplink.direction == "out" for uplink in shared)
     assert words in reasons["a"] or "answers no more" in reasons["a"]
     assert not probes.failures
 
 
 def test_nobody_is_told_to_go_once_a_source_has_given_up(fleets: list[DeviceProbes]) -> None:
-    found, reasons, probes = play(fleets, "ab", {"b": 20}, a0="gives up")
-    assert found == []
+    shared, reasons, probes = play(fleets, "ab", {"b": 20}, a0="gives up")
+    assert shared == []
     assert reasons
     assert not probes.failures
 

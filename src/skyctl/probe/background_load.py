@@ -82,10 +82,10 @@ def judge_load(
     Args:
         launcher: by machine, what the launcher itself used there.
     """
-    found = {}
+    conditions = {}
     for name, seen in devices.items():
         if not seen.on_cpu:
-            found[name] = _gpu_conditions(seen)
+            conditions[name] = _gpu_conditions(seen)
             continue
         own = sum(
             other.rate("own_s") or 0.0
@@ -97,10 +97,10 @@ def judge_load(
             for other in devices.values()
             if other.machine == seen.machine
         ]
-        used += [one for machine, one in (launcher or {}).items() if machine == seen.machine]
-        ours = sum(one.of(seen.allowed) for one in used)
-        found[name] = _cpu_conditions(seen, own, ours, _demand(devices, seen))
-    return found
+        used += [use for machine, use in (launcher or {}).items() if machine == seen.machine]
+        ours = sum(use.of(seen.allowed) for use in used)
+        conditions[name] = _cpu_conditions(seen, own, ours, _demand(devices, seen))
+    return conditions
 
 
 def _demand(devices: Mapping[str, LoadReading], seen: LoadReading) -> float:
@@ -224,16 +224,16 @@ class LauncherUse:
 def device_conditions(members: Sequence[DeviceProbe], launcher: LauncherUse) -> dict[str, Conditions]:
     """The conditions by device id; a device whose process counted nothing has none."""
     sharing = assign_threads(members)
-    found = judge_load(
+    conditions = judge_load(
         {m.id: _load_reading(m) for m in members if m.measured.get("watched")}, launcher.by_machine()
     )
     for member in members:
-        known = found.get(member.id)
-        if known is not None:
+        own = conditions.get(member.id)
+        if own is not None:
             notes = (_numa_note(member), _threads_note(member, members, sharing), _gloo_note(member))
             more = [note for note in notes if note]
-            found[member.id] = known.model_copy(update={"notes": (*known.notes, *more)})
-    return found
+            conditions[member.id] = own.model_copy(update={"notes": (*own.notes, *more)})
+    return conditions
 
 
 def _load_reading(member: DeviceProbe) -> LoadReading:

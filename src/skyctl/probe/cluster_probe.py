@@ -132,14 +132,14 @@ def measure_cluster(
         wait_until_ready(probes, sessions, order_of, options.start_s, on_progress)
         comparison = _compare_cut(probes, workload, shapes, options, on_progress)
         created = timestamp()
-        known = _known_timings(probes, shapes, spec, options, created)
-        measure_devices(probes, shapes, options.budget_s, options.cap_s, on_progress, known)
-        known.complete(probes.alive())
+        timings = _known_timings(probes, shapes, spec, options, created)
+        measure_devices(probes, shapes, options.budget_s, options.cap_s, on_progress, timings)
+        timings.complete(probes.alive())
         addresses = peer_addresses(probes, sessions)
 
         def make_profile(network: MeasuredNetwork, *, interrupted: bool = False) -> Profile:
             conditions = device_conditions(probes.alive(), launcher)
-            devices = device_profiles(probes, shapes, conditions, known.speeds)
+            devices = device_profiles(probes, shapes, conditions, timings.speeds)
             failures = probes.failures
             return Profile(
                 cluster=cluster.name,
@@ -147,7 +147,7 @@ def measure_cluster(
                 created=created,
                 nodes=tuple(node_profiles(probes, sessions, addresses, network.sites)),
                 devices=tuple(
-                    known.dated(d, created) for n in cluster.nodes for d in devices if d.node == n.name
+                    timings.dated(d, created) for n in cluster.nodes for d in devices if d.node == n.name
                 ),
                 links=tuple(network.links),
                 workload=_workload_profile(workload, spec, shapes, comparison),
@@ -160,7 +160,7 @@ def measure_cluster(
             )
 
         try:
-            network = _find_network(probes, cluster, addresses, known, options, created, on_progress)
+            network = _find_network(probes, cluster, addresses, timings, options, created, on_progress)
         except KeyboardInterrupt:
             unfinished = make_profile(MeasuredNetwork(()), interrupted=True)
             if workload is not None and unfinished.devices:
@@ -190,7 +190,7 @@ def _find_network(
     probes: DeviceProbes,
     cluster: Cluster,
     addresses: Mapping[str, str],
-    known: CachedTimings,
+    timings: CachedTimings,
     options: ProbeOptions,
     now: str,
     on_progress: ProbeProgress,
@@ -201,7 +201,9 @@ def _find_network(
     if options.recheck is not None:
         on_round = round_progress("links", on_progress)
         return MeasuredNetwork(measure_ring(probes, addresses, options.recheck.holds, on_round))
-    cached = cached_links(options.earlier, known, addresses, now) if options.link_selection is None else None
+    cached = (
+        cached_links(options.earlier, timings, addresses, now) if options.link_selection is None else None
+    )
     if cached is not None:
         return MeasuredNetwork(cached.links, cached.sites, cached.lines, cached.uplinks)
     return measure_network(probes, cluster, addresses, options.link_selection, on_progress)
@@ -230,8 +232,8 @@ def _compare_cut(
         return then.comparison if then is not None else None
     if not options.compare_cut:
         return CutComparison(verdict="not compared", reason="--no-compare was given")
-    known = known_comparison(options.earlier, workload.digest)
-    return known or compare_on_a_node(probes, shapes, on_progress)
+    comparison = known_comparison(options.earlier, workload.digest)
+    return comparison or compare_on_a_node(probes, shapes, on_progress)
 
 
 def compare_cluster(
@@ -316,10 +318,10 @@ def _measure_links(
 ) -> tuple[list[LinkProfile], list[SiteProfile]]:
     """The links between the nodes that have not failed, and their sites."""
     selection = selection or default_link_selection(len(addresses))
-    links, found = measure_links(probes, addresses, round_progress("links", on_progress), selection)
+    links, site_names = measure_links(probes, addresses, round_progress("links", on_progress), selection)
     on_progress("links", "not measured" if selection == "none" else "measured", 1.0)
     gone = set(probes.failures)
-    left = ([name for name in site if name not in gone] for site in found)
+    left = ([name for name in site if name not in gone] for site in site_names)
     sites = name_sites([site for site in left if site], cluster.groups)
     return [link for link in links if not {link.source, link.target} & gone], sites
 

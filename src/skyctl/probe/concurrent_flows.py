@@ -223,10 +223,10 @@ class FlowPlayer:
 
 def arrivals_of(answers: Answers, names: Sequence[str]) -> dict[str, dict[str, list[float]]] | str:
     """What all of them received, by node and peer; or the first reason why that is not known."""
-    found = {}
+    arrivals = {}
     for name in names:
         answer = answers[name]
         if isinstance(answer, str):
             return f"{name}: {answer}"
-        found[name] = answer
-    return found
+        arrivals[name] = answer
+    return arrivals

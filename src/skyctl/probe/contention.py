@@ -99,7 +99,7 @@ def hub_candidates(links: LinkTable, names: Sequence[str]) -> dict[str, list[str
 
     A peer counts by the direction in which it falls further behind the node's second fastest peer.
     """
-    found: dict[str, list[str]] = {}
+    candidates: dict[str, list[str]] = {}
     for hub in names:
         peers = [p for p in names if p != hub and (p, hub) in links and (hub, p) in links]
         if len(peers) < 2:
@@ -111,8 +111,8 @@ def hub_candidates(links: LinkTable, names: Sequence[str]) -> dict[str, list[str
         }
         ranked = sorted(peers, key=lambda p: -scores[p])
         enough = AS_FAST * scores[ranked[1]]
-        found[hub] = [p for p in ranked if scores[p] >= enough]
-    return found
+        candidates[hub] = [p for p in ranked if scores[p] >= enough]
+    return candidates
 
 
 def hub_rounds(
@@ -171,8 +171,8 @@ def measure_node_lines(
     for number, triples in enumerate(again, len(rounds)):
         on_round(number, len(rounds) + len(again))
         reasons |= survey.play(longer, triples)
-    found = survey.lines()
-    return [line for name in player.members for line in found.get(name, [])], reasons
+    lines = survey.lines()
+    return [line for name in player.members for line in lines.get(name, [])], reasons
 
 
 class _NodeLines:
@@ -207,7 +207,7 @@ class _NodeLines:
 
     def lines(self) -> dict[str, list[LineProfile]]:
         """By hub, its lines that are shared."""
-        found: dict[str, list[LineProfile]] = {}
+        lines: dict[str, list[LineProfile]] = {}
         for triple, rates in self._rates.items():
             for way, both in rates.items():
                 end = 1 if way == "in" else 0
@@ -220,8 +220,8 @@ class _NodeLines:
                     line = LineProfile(
                         node=triple.hub, direction=way, bandwidth_bytes_per_s=rate, peers=triple.peers
                     )
-                    found.setdefault(triple.hub, []).append(line)
-        return found
+                    lines.setdefault(triple.hub, []).append(line)
+        return lines
 
     def _alone(self, triple: HubTriple, way: Direction) -> float:
         return sum(_rate(self._links, ends) for ends in _flow_ends(triple, way))
@@ -250,7 +250,7 @@ class _NodeLines:
             self._order(player.sizes, triple),
             triple_settle_s(self._links, triple, player.sizes),
         )
-        found: dict[Direction, float] = {}
+        rates: dict[Direction, float] = {}
         directions: tuple[Direction, ...] = ("in", "out")
         for way in directions:
             flows = []
@@ -262,14 +262,14 @@ class _NodeLines:
             both = joint_rate(flows, settle_s)
             if both is None:
                 return f"the flows with {' and '.join(triple.peers)} were never under way together"
-            found[way] = both
-        return found
+            rates[way] = both
+        return rates
 
 
 def triple_settle_s(links: LinkTable, triple: HubTriple, sizes: FlowSizes = NODE_SIZES) -> float:
     """What is left out at the start of a triple's flows."""
     ends = [ends for p in triple.peers for ends in ((p, triple.hub), (triple.hub, p))]
-    return sizes.settle_for(max(links[one].latency_s or 0.0 for one in ends))
+    return sizes.settle_for(max(links[way].latency_s or 0.0 for way in ends))
 
 
 def _flow_ends(triple: HubTriple, way: Direction) -> list[FlowEnds]:
@@ -297,15 +297,15 @@ def uplink_trials(sites: Sequence[SiteProfile], links: LinkTable) -> list[Uplink
 
     The flows are those that ask for most, those with different other sites before a second with the same.
     """
-    found: list[UplinkTrial] = []
+    trials: list[UplinkTrial] = []
     able = [site for site in sites if len(site.nodes) > 1]
     for site in able[:1] if len(sites) == 2 else able:
         directions: tuple[Direction, ...] = ("out", "in")
         for direction in directions:
             chosen = _choose_flows(site, sites, links, direction)
             if len(chosen) == UPLINK_FLOWS:
-                found.append(UplinkTrial(site.name, direction, tuple(chosen)))
-    return found
+                trials.append(UplinkTrial(site.name, direction, tuple(chosen)))
+    return trials
 
 
 def _choose_flows(
@@ -354,7 +354,7 @@ def measure_uplinks(
         and {link.source, link.target} <= set(player.members)
     }
     trials = uplink_trials(sites, table)
-    found: list[UplinkProfile] = []
+    uplinks: list[UplinkProfile] = []
     reasons: dict[str, str] = {}
     for number, trial in enumerate(trials):
         on_round(number, len(trials))
@@ -362,8 +362,8 @@ def measure_uplinks(
         if isinstance(outcome, str):
             reasons[trial.site] = outcome
         elif outcome is not None:
-            found.append(outcome)
-    return found, reasons
+            uplinks.append(outcome)
+    return uplinks, reasons
 
 
 def _measure_uplink(player: FlowPlayer, links: LinkTable, trial: UplinkTrial) -> UplinkProfile | str | None:

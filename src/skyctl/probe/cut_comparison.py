@@ -52,7 +52,7 @@ def compare_on_a_node(
             reason=f"whole, to be compared, it needs {needs_bytes / GIB:.1f} GiB on one node; the most that "
             f"one has free are {free_bytes / GIB:.1f} GiB",
         )
-    member = max(fitting, key=lambda one: (one.facts["cpus"], one.facts["memory_available_bytes"]))
+    member = max(fitting, key=lambda probe: (probe.facts["cpus"], probe.facts["memory_available_bytes"]))
     on_progress(member.node.name, "comparing the cut with the model", 0.0)
     probes.send(member, CompareRequest(smallest.microbatch_size, LIMIT_S))
     answers: list[dict[str, Any]] = []

@@ -131,7 +131,7 @@ def measure_devices(
     budget_s: float,
     cap_s: float,
     on_progress: ProbeProgress,
-    known: CachedTimings,
+    cached: CachedTimings,
 ) -> None:
     """Measures every device at once.
 
@@ -140,7 +140,7 @@ def measure_devices(
 
     Args:
         budget_s, cap_s: seconds that a device's first pass may take, and all of its measuring.
-        known: which layers need not be measured.
+        cached: which layers need not be measured.
     """
     layers = distinct_layers(shapes)
     kinds = layer_kinds(shapes, layers)
@@ -153,16 +153,16 @@ def measure_devices(
         request = MeasureRequest(
             budget_s=budget_s,
             cap_s=cap_s,
-            layers=known.to_measure(member.id, layers),
+            layers=cached.to_measure(member.id, layers),
             kinds=kinds,
             threads=counts.get(id(member)),
-            generic=generic or known.generic(member.id),
-            handling=known.handles(member.id),
-            gloo=known.handles_gloo(member.id),
+            generic=generic or cached.generic(member.id),
+            handling=cached.handles(member.id),
+            gloo=cached.handles_gloo(member.id),
             memory_bytes=None if cap_gib is None else cap_gib * GIB,
             crowding=crowding(members, member),
             gradient_bytes=sum(layer.gradient_bytes for layer in shapes[0].layers) if shapes else 0.0,
-            action_s=known.actions.get(member.id),
+            action_s=cached.actions.get(member.id),
         )
         probes.send(member, request)
     sent = time.monotonic()

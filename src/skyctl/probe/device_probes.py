@@ -160,10 +160,10 @@ class DeviceProbes:
 
     def first_of_nodes(self) -> dict[str, DeviceProbe]:
         """By node that has not failed, the first of its members."""
-        found: dict[str, DeviceProbe] = {}
+        first: dict[str, DeviceProbe] = {}
         for member in self.alive():
-            found.setdefault(member.node.name, member)
-        return found
+            first.setdefault(member.node.name, member)
+        return first
 
     def send(self, member: DeviceProbe, request: ProbeRequest) -> None:
         """Asks a process for something; a failure is its node's."""

@@ -34,7 +34,7 @@ def device_profiles(
     """
     members = {m.id: m for m in probes.alive()}
     shares = divide_memory({name: _seen_memory(member) for name, member in members.items()})
-    found = []
+    profiles = []
     for name, member in members.items():
         timings = tuple(LayerTiming(**row) for row in member.measured["timings"])
         flops_per_s = (
@@ -45,8 +45,8 @@ def device_profiles(
             probes.fail(member.node.name, f"no layer of the workload could be run on {name}: {reason}")
             continue
         profile = _device_profile(name, member, shares[name], flops_per_s, timings)
-        found.append(profile.model_copy(update={"conditions": seen.get(name)}))
-    return [device for device in found if device.node not in probes.failures]
+        profiles.append(profile.model_copy(update={"conditions": seen.get(name)}))
+    return [device for device in profiles if device.node not in probes.failures]
 
 
 def _device_profile(
@@ -111,7 +111,7 @@ def node_profiles(
 ) -> list[NodeProfile]:
     """The profile of every node that has not failed."""
     site_of = {name: site.name for site in sites for name in site.nodes}
-    found = []
+    profiles = []
     for name, member in probes.first_of_nodes().items():
         facts, address = member.facts, addresses.get(name)
         profile = NodeProfile(
@@ -132,5 +132,5 @@ def node_profiles(
             site=site_of.get(name),
             skyctl=__version__,
         )
-        found.append(profile)
-    return found
+        profiles.append(profile)
+    return profiles

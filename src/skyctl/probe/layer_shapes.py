@@ -46,11 +46,11 @@ def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int
 
 def find_ties(workload: Workload) -> tuple[Tie, ...]:
     """Which of the workload's layers share trained parameters: one for each set of layers."""
-    found: dict[tuple[int, ...], int] = {}
+    shared_bytes: dict[tuple[int, ...], int] = {}
     for shared in workload.shared_parameters:
         if shared.gradient_bytes:
-            found[shared.layers] = found.get(shared.layers, 0) + shared.gradient_bytes
-    return tuple(Tie(layers=layers, bytes=float(nbytes)) for layers, nbytes in found.items())
+            shared_bytes[shared.layers] = shared_bytes.get(shared.layers, 0) + shared.gradient_bytes
+    return tuple(Tie(layers=layers, bytes=float(nbytes)) for layers, nbytes in shared_bytes.items())
 
 
 def distinct_layers(shapes: Sequence[ShapeProfile]) -> list[DistinctLayer]:
@@ -79,12 +79,12 @@ def layer_kinds(
     shapes: Sequence[ShapeProfile], layers: Sequence[DistinctLayer]
 ) -> dict[int, tuple[int, ...]]:
     """By microbatch size: which of the distinct layers each layer of the model is like."""
-    found = {}
+    kinds = {}
     for shape in shapes:
         size = shape.microbatch_size
         numbers = {row.signatures[size]: n for n, row in enumerate(layers) if size in row.signatures}
-        found[size] = tuple(numbers[layer.signature] for layer in shape.layers)
-    return found
+        kinds[size] = tuple(numbers[layer.signature] for layer in shape.layers)
+    return kinds
 
 
 def first_layer_names(profile: Profile) -> dict[str, str]:

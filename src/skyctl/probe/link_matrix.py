@@ -69,15 +69,15 @@ def most_columns(width: int | None) -> int:
     return MOST_NODES if width is None else max(2, min(MOST_NODES, (width - 12) // COLUMN_CHARS))
 
 
-def matrix_table(found: LinkSummary) -> Table:
+def matrix_table(summary: LinkSummary) -> Table:
     """The matrix with colours, for a terminal."""
-    low, high = found.span()
-    title = "Links by site" if found.by_site else "Links"
+    low, high = summary.span()
+    title = "Links by site" if summary.by_site else "Links"
     table = Table(title=title, title_justify="left", padding=(0, 0), box=box.SIMPLE)
     table.add_column("", no_wrap=True)
-    for name in found.names:
+    for name in summary.names:
         table.add_column(Text(name), justify="right", no_wrap=True)
-    for name, row in zip(found.names, found.cells, strict=True):
+    for name, row in zip(summary.names, summary.cells, strict=True):
         table.add_row(Text(name), *(_coloured_cell(cell, low, high) for cell in row))
     return table
 
@@ -85,14 +85,14 @@ def matrix_table(found: LinkSummary) -> Table:
 LEGEND = "from row to column: Mbit/s, below it ms one way; yellow is fast; ~ filled in from other links"
 
 
-def matrix_lines(found: LinkSummary) -> list[str]:
+def matrix_lines(summary: LinkSummary) -> list[str]:
     """For a pipe: one line a site pair, where the map is by site (by node, the links say it all)."""
-    if not found.by_site:
+    if not summary.by_site:
         return []
     return [
         f"site link {a} -> {b}: {cell.latency_ms:.2f} ms, {rate_text(cell.mbit)} Mbit/s (median)"
-        for a, row in zip(found.names, found.cells, strict=True)
-        for b, cell in zip(found.names, row, strict=True)
+        for a, row in zip(summary.names, summary.cells, strict=True)
+        for b, cell in zip(summary.names, row, strict=True)
         if cell is not None and cell.mbit is not None and cell.latency_ms is not None
     ]
 
@@ -100,24 +100,24 @@ def matrix_lines(found: LinkSummary) -> list[str]:
 def failed_link_lines(profile: Profile) -> list[str]:
     """The pairs without a connection and why, once where it is the same both ways."""
     reasons = {(link.source, link.target): link.error for link in profile.links if link.error is not None}
-    said: list[str] = []
-    told: set[tuple[str, str]] = set()
+    lines: list[str] = []
+    reported: set[tuple[str, str]] = set()
     for (a, b), why in reasons.items():
         both = reasons.get((b, a)) == why
-        if not (both and (b, a) in told):
-            said.append(f"{a} {'↔' if both else '→'} {b}: {why}")
-        told.add((a, b))
-    return _shortened(said)
+        if not (both and (b, a) in reported):
+            lines.append(f"{a} {'↔' if both else '→'} {b}: {why}")
+        reported.add((a, b))
+    return _shortened(lines)
 
 
-def slow_link_lines(profile: Profile, found: LinkSummary) -> list[str]:
+def slow_link_lines(profile: Profile, summary: LinkSummary) -> list[str]:
     """What the medians of a map by site hide: least and greatest rate, and which pairs are slow.
 
     Only where a pair is much slower than the median, but always where all nodes are one site.
     """
-    if not found.by_site:
+    if not summary.by_site:
         return []
-    said = []
+    lines = []
     place = {name: site.name for site in profile.sites for name in site.nodes}
     cells: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for link in profile.links:
@@ -129,17 +129,17 @@ def slow_link_lines(profile: Profile, found: LinkSummary) -> list[str]:
         rates.sort()
         middle = median(rate for rate, _ in rates)
         slow = [f"{way} {rate_text(rate)}" for rate, way in rates if rate < SLOW_SHARE * middle]
-        if slow or len(found.names) == 1:
+        if slow or len(summary.names) == 1:
             where = f"within {a}" if a == b else f"{a} → {b}"
             low, high = rate_text(rates[0][0]), rate_text(rates[-1][0])
             words = f"{where}: {low} to {high} Mbit/s, median {rate_text(middle)}"
-            said.append(words + (f"; slow: {', '.join(_shortened(slow))}" if slow else ""))
-    return _shortened(said)
+            lines.append(words + (f"; slow: {', '.join(_shortened(slow))}" if slow else ""))
+    return _shortened(lines)
 
 
-def _shortened(said: list[str]) -> list[str]:
-    more = len(said) - MOST_LINES
-    return said if more <= 0 else [*said[:MOST_LINES], f"and {more} more"]
+def _shortened(lines: list[str]) -> list[str]:
+    more = len(lines) - MOST_LINES
+    return lines if more <= 0 else [*lines[:MOST_LINES], f"and {more} more"]
 
 
 def colour(mbit: float, low: float, high: float) -> tuple[int, int, int]:
@@ -170,9 +170,9 @@ def latency_text(milliseconds: float) -> str:
 def _cell(links: Sequence[LinkProfile]) -> LinkSummaryCell | None:
     if not links:
         return None
-    known = [(k.bandwidth_bytes_per_s, k.latency_s) for k in links]
-    rates = [rate / 125_000 for rate, _ in known if rate is not None]
-    latencies = [latency * 1e3 for _, latency in known if latency is not None]
+    figures = [(k.bandwidth_bytes_per_s, k.latency_s) for k in links]
+    rates = [rate / 125_000 for rate, _ in figures if rate is not None]
+    latencies = [latency * 1e3 for _, latency in figures if latency is not None]
     if not rates or not latencies:
         return LinkSummaryCell()
     return LinkSummaryCell(median(rates), median(latencies), all(k.estimated for k in links))

@@ -63,7 +63,7 @@ def measure_round(
         if peer is None:
             return
         if event.get("event") == "listening":
-            if all(one is not member for one in asked) or any(one is peer for one in expected):
+            if all(probe is not member for probe in asked) or any(probe is peer for probe in expected):
                 name = member.node.name
                 raise ProtocolError(f"node {name} listens for a link that it was not asked for", node=name)
             ask(peer, member, "connect", event["address"], event["port"])
@@ -83,25 +83,25 @@ def measure_round(
         asked.append(a)
     probes.wait(asked, "link", CONNECT_S + MEASURE_S, handle)
     probes.wait([m for m in expected if id(m) not in answers], "link", CONNECT_S + MEASURE_S, handle)
-    found: dict[tuple[str, str], LinkProfile] = {}
+    links: dict[tuple[str, str], LinkProfile] = {}
     for a, b in pairs:
         if a.node.name in probes.failures or b.node.name in probes.failures:
             continue
         ends = [answers.get(id(a), {}), answers.get(id(b), {})]
         errors = [str(end["error"]) for end in ends if end.get("error")]
         for source, target, (end, other) in ((a, b, ends), (b, a, ends[::-1])):
-            found[source.node.name, target.node.name] = _link_profile(source, target, end, other, errors)
-    return found
+            links[source.node.name, target.node.name] = _link_profile(source, target, end, other, errors)
+    return links
 
 
-def better_link(one: LinkProfile, other: LinkProfile) -> LinkProfile:
+def better_link(first: LinkProfile, second: LinkProfile) -> LinkProfile:
     """The better of two measurements of one direction, in rate and in latency."""
-    if one.bandwidth_bytes_per_s is None or other.bandwidth_bytes_per_s is None:
-        return other if one.bandwidth_bytes_per_s is None else one
-    latencies = [link.latency_s for link in (one, other) if link.latency_s is not None]
-    return one.model_copy(
+    if first.bandwidth_bytes_per_s is None or second.bandwidth_bytes_per_s is None:
+        return second if first.bandwidth_bytes_per_s is None else first
+    latencies = [link.latency_s for link in (first, second) if link.latency_s is not None]
+    return first.model_copy(
         update={
-            "bandwidth_bytes_per_s": max(one.bandwidth_bytes_per_s, other.bandwidth_bytes_per_s),
+            "bandwidth_bytes_per_s": max(first.bandwidth_bytes_per_s, second.bandwidth_bytes_per_s),
             "latency_s": min(latencies, default=None),
         }
     )
@@ -231,9 +231,9 @@ class _LinkSurvey:
         """Until all pairs within the sites are known, and one between every two was measured alone."""
         while True:
             names = [name for name in self._first if name not in self._fleet.failures]
-            known = {frozenset(way) for way in self._links if way[0] != way[1]}
+            measured = {frozenset(way) for way in self._links if way[0] != way[1]}
             sites = find_sites(names, self._links)
-            explore, within = exploratory_pairs(sites, known), pairs_within_sites(sites, known)
+            explore, within = exploratory_pairs(sites, measured), pairs_within_sites(sites, measured)
             if explore or within:
                 # Nodes that have nobody to explore with get on with their own site.
                 pairs = disjoint_pairs(explore + within)
@@ -264,10 +264,10 @@ class _LinkSurvey:
     ) -> None:
         """One round. ``better``: of what was known before and what was seen now, the better stays."""
         self._on_round(self._done, self._done + left)
-        found = measure_round(self._fleet, pairs, self._addresses)
-        for way, link in found.items():
-            known = self._links.get(way) if better else None
-            self._links[way] = link if known is None else better_link(known, link)
+        links = measure_round(self._fleet, pairs, self._addresses)
+        for way, link in links.items():
+            before = self._links.get(way) if better else None
+            self._links[way] = link if before is None else better_link(before, link)
         self._done += 1
 
 
@@ -277,15 +277,15 @@ def suspect_pairs(links: Sequence[LinkProfile]) -> list[tuple[str, str]]:
     Those, the slowest first, of which a direction is much slower than both its ends have been seen to be.
     """
     out, into = best_rates_out_and_in(links)
-    found: dict[tuple[str, str], float] = {}
+    suspects: dict[tuple[str, str], float] = {}
     for link in links:
         rate = link.bandwidth_bytes_per_s
         if link.source == link.target or rate is None:
             continue
         if rate < SUSPECT_SHARE * min(out[link.source], into[link.target]):
             pair = min((link.source, link.target), (link.target, link.source))
-            found[pair] = min(rate, found.get(pair, rate))
-    return sorted(found, key=lambda pair: (found[pair], pair))
+            suspects[pair] = min(rate, suspects.get(pair, rate))
+    return sorted(suspects, key=lambda pair: (suspects[pair], pair))
 
 
 # A few links of many, measured again: each node with the next, in two or three rounds of disjoint pairs.
@@ -302,7 +302,7 @@ def ring_rounds(players: Sequence[T]) -> list[list[tuple[T, T]]]:
     if count == 2:
         pairs = [(players[0], players[1])]
     last = [pairs.pop()] if len(pairs) % 2 and len(pairs) > 1 else []
-    return [found for found in (pairs[::2], pairs[1::2], last) if found]
+    return [meetings for meetings in (pairs[::2], pairs[1::2], last) if meetings]
 
 
 def measure_ring(
@@ -319,13 +319,13 @@ def measure_ring(
     """
     first = probes.first_of_nodes()
     schedule = ring_rounds(list(first.values()))
-    found: dict[tuple[str, str], LinkProfile] = {}
+    links: dict[tuple[str, str], LinkProfile] = {}
     for number, pairs in enumerate(schedule):
         on_round(number, len(schedule))
-        found |= measure_round(probes, pairs, addresses)
-    changed = {tuple(sorted(key)) for key, link in found.items() if not holds(link)}
+        links |= measure_round(probes, pairs, addresses)
+    changed = {tuple(sorted(key)) for key, link in links.items() if not holds(link)}
     for a, b in sorted(changed)[:MOST_CHANGED]:
         pair = [(first[a], first[b])]
         alone = measure_round(probes, pair, addresses)
-        found |= {key: better_link(found[key], link) for key, link in alone.items()}
-    return list(found.values())
+        links |= {key: better_link(links[key], link) for key, link in alone.items()}
+    return list(links.values())

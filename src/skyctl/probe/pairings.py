@@ -20,19 +20,19 @@ def round_robin(players: Sequence[T]) -> list[list[tuple[T, T]]]:
     if len(ring) % 2:
         ring.append(None)
     half = len(ring) // 2
-    found = []
+    rounds = []
     for _ in range(len(ring) - 1):
         pairs = []
         for a, b in zip(ring[:half], reversed(ring[half:]), strict=True):
             if a is not None and b is not None:
                 pairs.append((a, b))
         if pairs:
-            found.append(pairs)
+            rounds.append(pairs)
         ring = [ring[0], ring[-1], *ring[1:-1]]
-    return found
+    return rounds
 
 
-def pairs_within_sites(sites: Iterable[Sequence[str]], known: MeasuredPairs) -> list[NodePair]:
+def pairs_within_sites(sites: Iterable[Sequence[str]], measured: MeasuredPairs) -> list[NodePair]:
     """The pairs of nodes of one site that are not known yet, in the order of each site's tournament."""
     tournaments = [round_robin(site) for site in sites]
     longest = max((len(tournament) for tournament in tournaments), default=0)
@@ -41,11 +41,11 @@ def pairs_within_sites(sites: Iterable[Sequence[str]], known: MeasuredPairs) -> 
         for number in range(longest)
         for tournament in tournaments
         for pair in (tournament[number] if number < len(tournament) else [])
-        if frozenset(pair) not in known
+        if frozenset(pair) not in measured
     ]
 
 
-def exploratory_pairs(sites: Sequence[Sequence[str]], known: MeasuredPairs) -> list[NodePair]:
+def exploratory_pairs(sites: Sequence[Sequence[str]], measured: MeasuredPairs) -> list[NodePair]:
     """A round that compares sites of which no two nodes have met yet: as many pairs as there are, disjoint.
 
     Those that have met the fewest nodes go first. Empty when every two sites have been compared.
@@ -53,7 +53,7 @@ def exploratory_pairs(sites: Sequence[Sequence[str]], known: MeasuredPairs) -> l
     met: dict[str, int] = {name: 0 for site in sites for name in site}
     compared: set[frozenset[int]] = set()
     place = {name: number for number, site in enumerate(sites) for name in site}
-    for pair in known:
+    for pair in measured:
         if len(pair) == 2 and all(name in place for name in pair):
             a, b = pair
             met[a] += 1
@@ -61,23 +61,23 @@ def exploratory_pairs(sites: Sequence[Sequence[str]], known: MeasuredPairs) -> l
             compared.add(frozenset((place[a], place[b])))
     free = [sorted(site, key=lambda name: met[name]) for site in sites]
     # One site meets as many others as it has nodes free; a tournament's order spreads them.
-    found = []
+    chosen = []
     for pairs in round_robin(list(range(len(sites)))):
-        for one, other in pairs:
-            if frozenset((one, other)) not in compared and free[one] and free[other]:
-                found.append((free[one].pop(0), free[other].pop(0)))
-    return found
+        for site, other in pairs:
+            if frozenset((site, other)) not in compared and free[site] and free[other]:
+                chosen.append((free[site].pop(0), free[other].pop(0)))
+    return chosen
 
 
 def disjoint_pairs(pairs: Iterable[NodePair]) -> list[NodePair]:
     """The pairs, first come first served, that share no node with each other."""
     busy: set[str] = set()
-    found = []
+    chosen = []
     for a, b in pairs:
         if a not in busy and b not in busy:
             busy |= {a, b}
-            found.append((a, b))
-    return found
+            chosen.append((a, b))
+    return chosen
 
 
 def site_crossings(
@@ -92,7 +92,7 @@ def site_crossings(
     Left out: two sites of one node each, whose only pair nothing of theirs disturbs; two sites of which a
     pair is ``done``; and pairs ``barred``.
     """
-    found = []
+    rounds = []
     for matches in round_robin(list(range(len(sites)))):
         chosen = []
         for a, b in matches:
@@ -103,8 +103,8 @@ def site_crossings(
             if pairs:
                 chosen.append(max(pairs, key=lambda pair: _pair_speed(pair, speed)))
         if chosen:
-            found.append(chosen)
-    return found
+            rounds.append(chosen)
+    return rounds
 
 
 def _pair_speed(pair: NodePair, speed: Mapping[str, float]) -> tuple[float, float]:

@@ -78,18 +78,18 @@ def check_timings(node: Node, timings: Sequence[Mapping[str, Any]], flops: Layer
     Raises:
         ProtocolError: it has not.
     """
-    told = [(row["signature"], row["microbatch_size"]) for row in timings]
-    if sorted(told) != sorted(flops):
+    timed = [(row["signature"], row["microbatch_size"]) for row in timings]
+    if sorted(timed) != sorted(flops):
         raise ProtocolError(
-            f"node {node.name} has timed {len(told)} layers, not the {len(flops)} it was told of",
+            f"node {node.name} has timed {len(timed)} layers, not the {len(flops)} it was told of",
             node=node.name,
         )
-    known = [
+    measured = [
         (flops[key], row["forward_s"] + row["backward_s"])
-        for key, row in zip(told, timings, strict=True)
+        for key, row in zip(timed, timings, strict=True)
         if "forward_s" in row and "backward_s" in row
     ]
-    total_flops, total_s = sum(one for one, _ in known), sum(seconds for _, seconds in known)
+    total_flops, total_s = sum(count for count, _ in measured), sum(seconds for _, seconds in measured)
     if total_flops > MAX_FLOPS_PER_S * total_s:
         raise ProtocolError(
             f"node {node.name} claims {total_flops:.3g} FLOPs in {total_s:.3g} s: no device is that fast",

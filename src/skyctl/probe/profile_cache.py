@@ -43,7 +43,7 @@ def fingerprint(facts: Mapping[str, Any], device: str, slowdown: float, sharing:
         device: its local name, as in ``cuda:1``.
         sharing: how many devices draw on the same processors.
     """
-    names = {one["id"]: one["name"] for one in facts["devices"]}
+    names = {listed["id"]: listed["name"] for listed in facts["devices"]}
     parts = [
         str(names.get(device, device)),
         str(facts["cpu_model"]),
@@ -104,12 +104,15 @@ class CachedTimings:
         return self.gloo and is_cpu(name)
 
     def to_measure(self, name: str, layers: Sequence[DistinctLayer]) -> tuple[DistinctLayer, ...]:
-        """The layers as that device is asked to measure them: with the sizes at which each is ``known``."""
+        """The layers as that device is asked to measure them: with the sizes at which each is known."""
         lacking = self.lacking.get(name)
         if lacking is None:
             return tuple(layers)
         return tuple(
-            replace(layer, known=tuple(s for s, sign in layer.signatures.items() if (sign, s) not in lacking))
+            replace(
+                layer,
+                known_sizes=tuple(s for s, sign in layer.signatures.items() if (sign, s) not in lacking),
+            )
             for layer in layers
         )
 
@@ -117,10 +120,10 @@ class CachedTimings:
         """Puts what is known to what each process has measured; what only kept others company goes."""
         for member in members:
             name = member.id
-            known, lacking = self.rows.get(name, {}), self.lacking.get(name)
+            rows, lacking = self.rows.get(name, {}), self.lacking.get(name)
             if lacking is None:
                 continue
-            old = [row.model_dump() for key, row in known.items() if key not in lacking]
+            old = [row.model_dump() for key, row in rows.items() if key not in lacking]
             measured = member.measured["timings"]
             new = [row for row in measured if (row["signature"], row["microbatch_size"]) in lacking]
             member.measured = {**member.measured, "timings": [*old, *new]}
@@ -135,8 +138,8 @@ class CachedTimings:
 
     def dated(self, device: DeviceProfile, now: str) -> DeviceProfile:
         """The device's profile with its fingerprint, and since when its timings are known."""
-        lacking, known = self.lacking.get(device.id), self.rows.get(device.id, {})
-        taken = lacking is not None and bool(set(known) - set(lacking))
+        lacking, rows = self.lacking.get(device.id), self.rows.get(device.id, {})
+        taken = lacking is not None and bool(set(rows) - set(lacking))
         update: dict[str, Any] = {
             "fingerprint": self.prints.get(device.id),
             "measured": self.dates[device.id] if taken else now,
@@ -174,13 +177,13 @@ def cached_timings(
                 continue
             if device.action_s != sources.get(device.id, device).action_s:
                 continue  # something else was taken off its layers
-            found = rows[device.id]
+            cached = rows[device.id]
             rough = {id(timing) for timing in unconverged(device.timings, MOST_INTERVAL)}
             for timing in device.timings:
                 key = timing.signature, timing.microbatch_size
-                known = timing.forward_s is not None and id(timing) not in rough
-                if key in wanted and key not in found and known:
-                    found[key] = timing
+                is_usable = timing.forward_s is not None and id(timing) not in rough
+                if key in wanted and key not in cached and is_usable:
+                    cached[key] = timing
                     sources.setdefault(device.id, device)
                     dates[device.id] = min(date, dates.get(device.id, date))
     machines: dict[str, set[TimingKey]] = {}
@@ -222,14 +225,14 @@ def costliest_layers(then: Profile, microbatch_size: int, members: Sequence[Devi
 
 
 def cached_links(
-    earlier: Sequence[Profile], known: CachedTimings, addresses: Mapping[str, str], now: str
+    earlier: Sequence[Profile], cached: CachedTimings, addresses: Mapping[str, str], now: str
 ) -> Profile | None:
     """The newest profile whose links hold for every pair of these nodes, with those of other nodes left out.
 
     All or none: sites and shared lines follow from all links together.
     """
     prints: dict[str, set[str]] = {name: set() for name in addresses}
-    for device, text in known.prints.items():
+    for device, text in cached.prints.items():
         prints.setdefault(device.rpartition("/")[0], set()).add(text)
     if len(addresses) < 2:
         return None
@@ -249,7 +252,7 @@ def _is_fresh(link: LinkProfile | None, profile: Profile, now: str) -> bool:
 
 
 def _is_unchanged(profile: Profile, node: str, address: str, prints: set[str]) -> bool:
-    addresses = [known.address for known in profile.nodes if known.name == node]
+    addresses = [node_profile.address for node_profile in profile.nodes if node_profile.name == node]
     return addresses == [address] and prints == {d.fingerprint for d in profile.devices if d.node == node}
 
 

@@ -88,8 +88,10 @@ def _sum_lines(profile: Profile, device: DeviceProfile) -> list[str]:
             continue
         counts = layer_counts(profile, size)
         forward_s, backward_s = _total_s(timings, counts)
-        largest = sorted(timed, key=lambda one: -timed[one] * counts[one])[:LARGEST_LAYERS]
-        most = ", ".join(f"{names.get(one, one)} {timed[one] * 1e3:.3g}" for one in largest)
+        largest = sorted(timed, key=lambda signature: -timed[signature] * counts[signature])[:LARGEST_LAYERS]
+        most = ", ".join(
+            f"{names.get(signature, signature)} {timed[signature] * 1e3:.3g}" for signature in largest
+        )
         lines.append(
             f"  all layers × {size}: forward {forward_s * 1e3:.3g} ms, backward {backward_s * 1e3:.3g} ms; "
             f"the largest, both, each: {most}"
@@ -99,12 +101,12 @@ def _sum_lines(profile: Profile, device: DeviceProfile) -> list[str]:
 
 def layer_counts(profile: Profile, size: int) -> Mapping[str, int]:
     """By signature, how many layers of the model have it with microbatches of that size; 1 where unknown."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for shape in profile.workload.shapes if profile.workload is not None else ():
         if shape.microbatch_size == size:
-            found.update(layer.signature for layer in shape.layers)
+            counts.update(layer.signature for layer in shape.layers)
     signatures = {timing.signature for device in profile.devices for timing in device.timings}
-    return {signature: found[signature] or 1 for signature in signatures}
+    return {signature: counts[signature] or 1 for signature in signatures}
 
 
 def _layer_s(timing: LayerTiming) -> float:
@@ -130,9 +132,9 @@ def profile_tables(
         if most is not None and any(len({t.signature for t in x.timings}) > most for x in profile.devices):
             parts.append(Text("the largest layers; each layer's times: -v", style="dim"))
     if profile.links and detail != "devices":
-        found = summarize_links(profile, most_columns(width))
-        parts += [matrix_table(found), Text(LEGEND, style="dim")]
-        parts += [Text(words) for words in slow_link_lines(profile, found)]
+        summary = summarize_links(profile, most_columns(width))
+        parts += [matrix_table(summary), Text(LEGEND, style="dim")]
+        parts += [Text(words) for words in slow_link_lines(profile, summary)]
         parts += [Text.assemble(("✗ ", "bold red"), words) for words in failed_link_lines(profile)]
     if detail != "devices":
         parts += [Text(words) for words in site_lines(profile)]
@@ -207,9 +209,11 @@ def layer_table(profile: Profile, size: int, most: int | None = None) -> Table:
     names, counts = layer_names(profile), layer_counts(profile, size)
     timings = [t for device in profile.devices for t in device.timings if t.microbatch_size == size]
     signatures = list(dict.fromkeys(timing.signature for timing in timings))
-    taken_s = {one: max(_layer_s(t) for t in timings if t.signature == one) for one in signatures}
-    largest = sorted(signatures, key=lambda one: -taken_s[one] * counts[one])[:most]
-    shown = [one for one in signatures if one in largest]
+    taken_s = {
+        signature: max(_layer_s(t) for t in timings if t.signature == signature) for signature in signatures
+    }
+    largest = sorted(signatures, key=lambda signature: -taken_s[signature] * counts[signature])[:most]
+    shown = [signature for signature in signatures if signature in largest]
     samples = "sample" if size == 1 else "samples"
     title = f"Milliseconds forward + backward, microbatch of {size} {samples}"
     table = Table(title=title, title_justify="left")
@@ -217,12 +221,14 @@ def layer_table(profile: Profile, size: int, most: int | None = None) -> Table:
     for signature in shown:
         table.add_column(Text(names.get(signature, signature)), justify="right")
     if len(shown) < len(signatures):
-        table.add_column(f"all {sum(counts[one] for one in signatures)} layers", justify="right")
+        table.add_column(f"all {sum(counts[signature] for signature in signatures)} layers", justify="right")
     for device in profile.devices:
         own = [timing for timing in device.timings if timing.microbatch_size == size]
-        found = {timing.signature: timing for timing in own}
+        by_signature = {timing.signature: timing for timing in own}
         rough = {timing.signature for timing in unconverged(device.timings) if timing.microbatch_size == size}
-        cells = [Text(_timing_cell(found.get(one), rough=one in rough)) for one in shown]
+        cells = [
+            Text(_timing_cell(by_signature.get(signature), rough=signature in rough)) for signature in shown
+        ]
         if len(shown) < len(signatures):
             forward_s, backward_s = _total_s(own, counts)
             cells.append(Text(f"{forward_s * 1e3:.3g} + {backward_s * 1e3:.3g}"))
@@ -232,13 +238,13 @@ def layer_table(profile: Profile, size: int, most: int | None = None) -> Table:
 
 def site_lines(profile: Profile) -> list[str]:
     """Sites where there are several, and what the nodes of one share."""
-    found = []
+    lines = []
     if len(profile.sites) > 1:
-        found += [f"site {site.name}: {', '.join(site.nodes)}" for site in profile.sites]
+        lines += [f"site {site.name}: {', '.join(site.nodes)}" for site in profile.sites]
     for uplink in profile.uplinks:
         rate, way = _rate_text(uplink.bandwidth_bytes_per_s), "from" if uplink.direction == "in" else "to"
-        found.append(f"uplink {uplink.site} {uplink.direction}: {rate} for all its links {way} other sites")
-    return found
+        lines.append(f"uplink {uplink.site} {uplink.direction}: {rate} for all its links {way} other sites")
+    return lines
 
 
 def bar(part: float, width: int = BAR_CHARS) -> str:
@@ -277,8 +283,8 @@ def _timing_cell(timing: LayerTiming | None, *, rough: bool) -> str:
         return "·"
     if timing.forward_s is None or timing.backward_s is None:
         return "skipped"
-    known = f" ±{timing.interval:.1%}" if timing.interval is not None else ""
-    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{known}{'?' if rough else ''}"
+    interval = f" ±{timing.interval:.1%}" if timing.interval is not None else ""
+    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{interval}{'?' if rough else ''}"
 
 
 def _timing_text(timing: LayerTiming, *, rough: bool) -> str:
@@ -286,9 +292,9 @@ def _timing_text(timing: LayerTiming, *, rough: bool) -> str:
         return f"skipped: {timing.skipped or 'no figures'}"
     spread = ""
     if timing.spread is not None:
-        known = f"±{timing.interval:.1%}, " if timing.interval is not None else ""
+        interval = f"±{timing.interval:.1%}, " if timing.interval is not None else ""
         did_not = ", not steady" if rough else ""
-        spread = f" ({known}spread {timing.spread:.0%}, {timing.repeats} repeats{did_not})"
+        spread = f" ({interval}spread {timing.spread:.0%}, {timing.repeats} repeats{did_not})"
     return (
         f"forward {timing.forward_s * 1e3:.3g} ms, backward {timing.backward_s * 1e3:.3g} ms, "
         f"optimizer {(timing.optimizer_s or 0.0) * 1e3:.3g} ms{spread}"

@@ -35,7 +35,7 @@ def divide_memory(devices: Mapping[str, SeenMemory]) -> dict[str, UsableMemory]:
     pots: dict[str, list[str]] = {}
     for name, seen in devices.items():
         pots.setdefault(seen.pot if seen.pot is not None else f"own {name}", []).append(name)
-    found: dict[str, UsableMemory] = {}
+    shares: dict[str, UsableMemory] = {}
     for members in pots.values():
         held = sum(devices[name].own_bytes for name in members)
         total = min(devices[name].memory_bytes + held - devices[name].own_bytes for name in members)
@@ -47,8 +47,8 @@ def divide_memory(devices: Mapping[str, SeenMemory]) -> dict[str, UsableMemory]:
                 words = f"{seen.memory_from}, shared by {len(members)} devices"
             else:
                 words = seen.memory_from
-            found[name] = UsableMemory(share, words)
-    return {name: found[name] for name in devices}
+            shares[name] = UsableMemory(share, words)
+    return {name: shares[name] for name in devices}
 
 
 def _water_fill(total: float, caps: Mapping[str, float | None]) -> dict[str, float]:
@@ -65,17 +65,17 @@ def _water_fill(total: float, caps: Mapping[str, float | None]) -> dict[str, flo
 
 def assign_threads(members: Sequence[DeviceProbe]) -> dict[int, int]:
     """By ``id(member)``, the threads to set there. CPU devices on the same processors share them."""
-    known = [member for member in members if member.on_cpu and "cpu_scope" in member.facts]
-    found: dict[int, int] = {}
-    for member in known:
-        sharing = [other for other in known if member.shares(other)]
+    cpu_members = [member for member in members if member.on_cpu and "cpu_scope" in member.facts]
+    threads: dict[int, int] = {}
+    for member in cpu_members:
+        sharing = [other for other in cpu_members if member.shares(other)]
         shares = divide_threads(
             [other.node.threads for other in sharing],
             [int(other.facts["threads"]) for other in sharing],
             float(member.facts["cpus"]),
         )
-        found |= {id(m): n for m, n in zip(sharing, shares, strict=True) if m is member}
-    return found
+        threads |= {id(m): n for m, n in zip(sharing, shares, strict=True) if m is member}
+    return threads
 
 
 def crowding(members: Sequence[DeviceProbe], member: DeviceProbe) -> float:

@@ -62,11 +62,11 @@ def best_rates(links: LinksBetween) -> dict[str, float]:
 
 
 def _best_of_pairs(rates: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for pair, rate in rates.items():
         for name in pair:
-            found[name] = max(found.get(name, 0.0), rate)
-    return found
+            best[name] = max(best.get(name, 0.0), rate)
+    return best
 
 
 def estimate_links(
@@ -95,7 +95,7 @@ def estimate_links(
         delays.setdefault(ends, []).append(link.latency_s)
         if way in trusted and link.bandwidth_bytes_per_s is not None:
             between[ends] = max(between.get(ends, 0.0), link.bandwidth_bytes_per_s)
-    found = {}
+    estimated = {}
     for source, target in product(place, place):
         way, ends = (source, target), (place[source], place[target])
         if ends[0] == ends[1] or way in trusted:
@@ -104,11 +104,11 @@ def estimate_links(
             rate = min(out.get(source, between[ends]), into.get(target, between[ends]), between[ends])
             filled = _estimated_link(way, links.get(way), rate, median(delays[ends]))
             if filled is not None:
-                found[way] = filled
+                estimated[way] = filled
         elif way not in links:
             reason = "not measured, and no other pair of their sites gave figures"
-            found[way] = LinkProfile(source=source, target=target, error=reason)
-    return found
+            estimated[way] = LinkProfile(source=source, target=target, error=reason)
+    return estimated
 
 
 DISTURBED_SHARE = 0.93
@@ -129,14 +129,14 @@ def _estimated_link(
 
 def name_sites(sites: SiteNames, groups: Mapping[str, Sequence[str]]) -> list[SiteProfile]:
     """With names: that of the group which has just these nodes, else s1, s2, …"""
-    found = []
+    profiles = []
     for number, site in enumerate(sites, 1):
         same = [name for name, members in groups.items() if set(members) == set(site)]
         fallback = f"s{number}"
         while fallback in groups:
             fallback += "'"
-        found.append(SiteProfile(name=same[0] if same else fallback, nodes=tuple(site)))
-    return found
+        profiles.append(SiteProfile(name=same[0] if same else fallback, nodes=tuple(site)))
+    return profiles
 
 
 def _split_by_rate(site: list[str], links: LinksBetween) -> SiteNames:
@@ -161,12 +161,12 @@ def _pair_rates(links: LinksBetween) -> dict[tuple[str, str], float]:
 
 
 def _lesser_of_both_ways(figures: Mapping[tuple[str, str], float | None]) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
+    lesser: dict[tuple[str, str], float] = {}
     for (a, b), figure in figures.items():
         if a != b and figure is not None:
             pair = min((a, b), (b, a))
-            found[pair] = min(figure, found.get(pair, figure))
-    return found
+            lesser[pair] = min(figure, lesser.get(pair, figure))
+    return lesser
 
 
 def best_rates_out_and_in(links: Iterable[LinkProfile]) -> tuple[dict[str, float], dict[str, float]]:
@@ -183,13 +183,13 @@ def best_rates_out_and_in(links: Iterable[LinkProfile]) -> tuple[dict[str, float
 def _linkage_heights(names: Sequence[str], ways: Mapping[tuple[str, str], float]) -> list[float]:
     """The latencies at which single linkage joins (the minimum spanning forest's edges; Kruskal)."""
     parent = {name: name for name in names}
-    found = []
+    heights = []
     for pair in sorted(ways, key=lambda pair: (ways[pair], pair)):
         a, b = (_find_root(parent, name) for name in pair)
         if a != b:
             parent[a] = b
-            found.append(ways[pair])
-    return found
+            heights.append(ways[pair])
+    return heights
 
 
 def _connected_nodes(names: Sequence[str], pairs: Iterable[tuple[str, str]]) -> SiteNames:
@@ -197,10 +197,10 @@ def _connected_nodes(names: Sequence[str], pairs: Iterable[tuple[str, str]]) -> 
     for pair in pairs:
         a, b = (_find_root(parent, name) for name in pair)
         parent[a] = b
-    found: dict[str, list[str]] = {}
+    components: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(_find_root(parent, name), []).append(name)
-    return list(found.values())
+        components.setdefault(_find_root(parent, name), []).append(name)
+    return list(components.values())
 
 
 def _find_root(parent: dict[str, str], name: str) -> str:

@@ -53,25 +53,25 @@ def stage(entering_s: float) -> Callable[[int, int], Busy]:
 
 
 def test_it_is_what_layers_take_more_one_at_a_time_than_together() -> None:
-    found = CallOverhead(FOUR, 2)
-    assert found.seconds(by_cpu=True) == 0.0
-    assert not found.known(by_cpu=True)
-    found.measure(RepetitionTimer("cpu"), stage(ENTERING_S), 1.2)
-    assert found.seconds(by_cpu=True) == pytest.approx(ENTERING_S, rel=0.25)
-    assert found.known(by_cpu=True)
+    overhead = CallOverhead(FOUR, 2)
+    assert overhead.seconds(by_cpu=True) == 0.0
+    assert not overhead.known(by_cpu=True)
+    overhead.measure(RepetitionTimer("cpu"), stage(ENTERING_S), 1.2)
+    assert overhead.seconds(by_cpu=True) == pytest.approx(ENTERING_S, rel=0.25)
+    assert overhead.known(by_cpu=True)
 
 
 def test_it_leaves_layers_a_part_of_their_time() -> None:
-    found = CallOverhead(FOUR, 2)
-    found.measure(RepetitionTimer("cpu"), lambda a, b: Busy(0.004 if b - a == 1 else 0.005), 0.4)
-    assert found.seconds(by_cpu=True) == pytest.approx(0.75 * 0.005, rel=0.1)
+    overhead = CallOverhead(FOUR, 2)
+    overhead.measure(RepetitionTimer("cpu"), lambda a, b: Busy(0.004 if b - a == 1 else 0.005), 0.4)
+    assert overhead.seconds(by_cpu=True) == pytest.approx(0.75 * 0.005, rel=0.1)
 
 
 def test_where_wall_time_counts_it_is_wall_time() -> None:
     """As with several threads and no quota: twice as slow is twice as much."""
-    found = CallOverhead(FOUR, 2)
-    found.measure(RepetitionTimer("cpu", 2.0), stage(ENTERING_S), 1.2)
-    assert found.seconds(by_cpu=False) == pytest.approx(2 * found.seconds(by_cpu=True), rel=0.4)
+    overhead = CallOverhead(FOUR, 2)
+    overhead.measure(RepetitionTimer("cpu", 2.0), stage(ENTERING_S), 1.2)
+    assert overhead.seconds(by_cpu=False) == pytest.approx(2 * overhead.seconds(by_cpu=True), rel=0.4)
 
 
 def test_a_spike_and_a_change_of_speed_do_not_change_it() -> None:
@@ -81,15 +81,15 @@ def test_a_spike_and_a_change_of_speed_do_not_change_it() -> None:
     def steps(a: int, b: int) -> Busy:
         return Changing(stage(ENTERING_S)(a, b).seconds, calls)
 
-    found = CallOverhead(FOUR, 2)
-    found.measure(RepetitionTimer("cpu"), steps, 2.0)
-    assert found.seconds(by_cpu=True) == pytest.approx(1.25 * ENTERING_S, rel=0.25)
+    overhead = CallOverhead(FOUR, 2)
+    overhead.measure(RepetitionTimer("cpu"), steps, 2.0)
+    assert overhead.seconds(by_cpu=True) == pytest.approx(1.25 * ENTERING_S, rel=0.25)
 
 
 def test_where_there_is_nothing_hardly_anything_is_found() -> None:
-    found = CallOverhead(FOUR, 2)
-    found.measure(RepetitionTimer("cpu"), stage(0.0), 0.4)
-    assert found.seconds(by_cpu=True) < ENTERING_S / 4
+    overhead = CallOverhead(FOUR, 2)
+    overhead.measure(RepetitionTimer("cpu"), stage(0.0), 0.4)
+    assert overhead.seconds(by_cpu=True) < ENTERING_S / 4
 
 
 def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:

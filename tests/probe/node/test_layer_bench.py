@@ -41,11 +41,11 @@ def bench(workload: Workload, memory_bytes: float | None = None) -> LayerBench:
     )
 
 
-def measure(found: LayerBench, tasks: list[DistinctLayer]) -> list[dict[str, Any]]:
+def measure(layer_bench: LayerBench, tasks: list[DistinctLayer]) -> list[dict[str, Any]]:
     coordinator = Alone()
-    found.measure(tasks, 0.1, 60.0, coordinator)
-    assert coordinator.said == ["passed", "measured"]
-    return found.timings(tasks)
+    layer_bench.measure(tasks, 0.1, 60.0, coordinator)
+    assert coordinator.calls == ["passed", "measured"]
+    return layer_bench.timings(tasks)
 
 
 @pytest.mark.alone
@@ -54,7 +54,7 @@ def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.Mo
     tasks = [task(gpt, index, 1, 2) for index in (0, 1, 2, gpt.layers - 1)]
     rows = measure(bench(gpt), tasks)
     assert [(row["signature"], row["microbatch_size"]) for row in rows] == [
-        (one.signatures[size], size) for one in tasks for size in (1, 2)
+        (each.signatures[size], size) for each in tasks for size in (1, 2)
     ]
     for row in rows:
         assert row["forward_s"] > 0
@@ -67,22 +67,24 @@ def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.Mo
 
 
 def test_what_there_was_no_time_for_is_skipped_and_says_so(gpt: Workload) -> None:
-    found = bench(gpt)
-    found.measure([task(gpt, 1, 2)], 0.1, 0.0, Alone())
-    assert [row["skipped"] for row in found.timings([task(gpt, 1, 2)])] == ["there was no time for it"]
+    layer_bench = bench(gpt)
+    layer_bench.measure([task(gpt, 1, 2)], 0.1, 0.0, Alone())
+    assert [row["skipped"] for row in layer_bench.timings([task(gpt, 1, 2)])] == ["there was no time for it"]
 
 
 def test_what_a_stage_takes_besides_is_no_layers(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers in company share it; next to nothing is not less than a part of what was measured."""
     monkeypatch.setattr("skyctl.probe.node.layer_bench.MIN_TOTAL_S", 0.0)
     tasks = [task(gpt, index, 2) for index in (0, 1, 2, gpt.layers - 1)]
-    found = bench(gpt)
-    found.measure(tasks, 0.1, 60.0, Alone(), {2: [0, *[1, 2] * 2, 3]})
-    whole, own, least = (found.timings(tasks, action_s) for action_s in (0.0, 1e-5, 1e9))
-    by_cpu = found.wall_cpu_ratio() is not None  # a machine with other work on it may be timed by the wall
+    layer_bench = bench(gpt)
+    layer_bench.measure(tasks, 0.1, 60.0, Alone(), {2: [0, *[1, 2] * 2, 3]})
+    whole, own, least = (layer_bench.timings(tasks, action_s) for action_s in (0.0, 1e-5, 1e9))
+    by_cpu = (
+        layer_bench.wall_cpu_ratio() is not None
+    )  # a machine with other work on it may be timed by the wall
     for each, before, after, most in zip(tasks, whole, own, least, strict=True):
-        ratio = found.bench.layer_samples.own_share((each.index, 2), 1e-5, by_cpu)
-        layer_s = (before["forward_s"] + before["backward_s"]) / (found.wall_cpu_ratio() or 1.0)
+        ratio = layer_bench.bench.layer_samples.own_share((each.index, 2), 1e-5, by_cpu)
+        layer_s = (before["forward_s"] + before["backward_s"]) / (layer_bench.wall_cpu_ratio() or 1.0)
         assert 1 - 1e-5 / layer_s < ratio < 1, "others were run with it"
         for part in ("forward_s", "backward_s", "split_s"):
             assert after[part] == pytest.approx(before[part] * ratio)
@@ -92,13 +94,13 @@ def test_what_a_stage_takes_besides_is_no_layers(gpt: Workload, monkeypatch: pyt
 class Late(Alone):
     """Others need ``rounds`` more of its passes before anything counts."""
 
-    def __init__(self, found: LayerBench, rounds: int) -> None:
+    def __init__(self, layer_bench: LayerBench, rounds: int) -> None:
         super().__init__()
-        self._found, self._rounds = found, rounds
+        self._found, self._rounds = layer_bench, rounds
         self.before: list[int] = []
 
     def progress(self, done: int, of: int, what: str) -> None:
-        if self.said == ["passed"]:
+        if self.calls == ["passed"]:
             self._rounds -= 1
 
     def count_s(self) -> float | None:
@@ -108,7 +110,7 @@ class Late(Alone):
         return 0.0
 
     def stopped(self) -> bool:
-        return self.said != ["passed"]
+        return self.calls != ["passed"]
 
 
 def test_only_what_was_measured_with_all_others_counts(
@@ -116,12 +118,12 @@ def test_only_what_was_measured_with_all_others_counts(
 ) -> None:
     monkeypatch.setattr("skyctl.probe.node.layer_bench.MIN_TOTAL_S", 0.0)
     monkeypatch.setattr("skyctl.probe.node.samples.BLOCK_S", 1e-9)
-    found = bench(gpt)
-    coordinator = Late(found, 3)
-    found.measure([task(gpt, 1, 2)], 0.1, 60.0, coordinator)
-    assert coordinator.said == ["passed", "measured"]
-    total = len(found.bench.layer_samples._all[1, 2].samples)
-    (row,) = found.timings([task(gpt, 1, 2)])
+    layer_bench = bench(gpt)
+    coordinator = Late(layer_bench, 3)
+    layer_bench.measure([task(gpt, 1, 2)], 0.1, 60.0, coordinator)
+    assert coordinator.calls == ["passed", "measured"]
+    total = len(layer_bench.bench.layer_samples._all[1, 2].samples)
+    (row,) = layer_bench.timings([task(gpt, 1, 2)])
     assert coordinator.before[0] >= 3
     assert ENOUGH_BLOCKS <= row["repeats"] <= total - coordinator.before[0]
 
@@ -140,14 +142,14 @@ def test_layers_stay_in_memory_from_pass_to_pass_as_they_are(
         return modules
 
     monkeypatch.setattr(gpt, "build", keep)
-    found = bench(gpt)
+    layer_bench = bench(gpt)
     tasks = [task(gpt, index, 2) for index in (0, 1, 2, gpt.layers - 1)]
     kinds = {2: [0, *[1, 2] * ((gpt.layers - 2) // 2), 3]}
-    found.measure(tasks, 0.1, 60.0, Late(found, 3), kinds, with_call_overhead=False)
+    layer_bench.measure(tasks, 0.1, 60.0, Late(layer_bench, 3), kinds, with_call_overhead=False)
     assert [index for index, _ in built] == [0, 1, 2, 3, 4, gpt.layers - 1]  # of its blocks two
-    assert found.bench._built is None
-    for index, one in built:
-        for weight, fresh in zip(one.parameters(), build(index, index + 1)[0].parameters(), strict=True):
+    assert layer_bench.bench._built is None
+    for index, module in built:
+        for weight, fresh in zip(module.parameters(), build(index, index + 1)[0].parameters(), strict=True):
             # real steps move each by 1e-3; weight decay takes 1e-5 of it, so often as there is time
             assert torch.allclose(weight, fresh, rtol=1e-2, atol=1e-3)
 
@@ -347,17 +349,17 @@ def test_a_layer_that_waits_is_timed_with_its_waiting(tmp_path: Path) -> None:
         "        yield torch.zeros(batch_size, 4), torch.zeros(batch_size, dtype=torch.long)\n"
     )
     workload = load_workload(make_spec(str(file), batch_size=2))
-    found = bench(workload)
-    quick, naps = measure(found, [task(workload, 0, 2), task(workload, 1, 2)])
-    assert found.bench.timer.layers_wait
+    layer_bench = bench(workload)
+    quick, naps = measure(layer_bench, [task(workload, 0, 2), task(workload, 1, 2)])
+    assert layer_bench.bench.timer.layers_wait
     assert quick["forward_s"] < naps["forward_s"]
     assert naps["forward_s"] >= 0.004
 
 
 def test_microbatches_in_flight_are_forgotten_where_an_optimizer_changes_their_layers(gpt: Workload) -> None:
     tasks, window = [task(gpt, index, 2) for index in (1, 2)], LayerWindow((1, 2), (0, 1), 3)
-    found = WindowBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None)
+    window_bench = WindowBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None)
     for _ in range(2):  # the second time the window is there already
-        found.measure(tasks, window, 2, [0, 1], LayerBudget(0.01, 0.01, 0.0), set())
-        assert found._built is not None
-        assert not found._built.chain._outputs
+        window_bench.measure(tasks, window, 2, [0, 1], LayerBudget(0.01, 0.01, 0.0), set())
+        assert window_bench._built is not None
+        assert not window_bench._built.chain._outputs

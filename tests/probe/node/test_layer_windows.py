@@ -41,8 +41,8 @@ def test_every_kind_of_a_model_whose_blocks_repeat_is_in_one_window() -> None:
 
 def test_a_layer_follows_only_what_it_follows_in_the_model() -> None:
     kinds = [0, 1, 2, 3, 0, 4, 2, 5]
-    found = choose_windows(kinds, [(0, 0), (4, 5), (5, 7)], [1.0] * 6, (), PLENTY)
-    assert found == [LayerWindow((0, 1, 2, 3, 4, 5, 6, 7), tuple(kinds), MOST_IN_FLIGHT)]
+    windows = choose_windows(kinds, [(0, 0), (4, 5), (5, 7)], [1.0] * 6, (), PLENTY)
+    assert windows == [LayerWindow((0, 1, 2, 3, 4, 5, 6, 7), tuple(kinds), MOST_IN_FLIGHT)]
     assert choose_windows(kinds, [(0, 0), (4, 5), (5, 7)], [1.0] * 6, (), 6.5) == [
         LayerWindow((0, 5, 6, 7), (0, 4, 2, 5), 1)
     ]
@@ -53,8 +53,8 @@ def test_a_layer_follows_only_what_it_follows_in_the_model() -> None:
 
 def test_layers_that_fill_the_caches_or_the_memory_stand_alone() -> None:
     large = MOST_WINDOW_BYTES / 2
-    found = choose_windows(KINDS, WANTED, [large, large, large / 2, large], (), PLENTY)
-    assert found[0] == LayerWindow((0, 1), (0, 1), 2)
+    windows = choose_windows(KINDS, WANTED, [large, large, large / 2, large], (), PLENTY)
+    assert windows[0] == LayerWindow((0, 1), (0, 1), 2)
     tight = choose_windows(KINDS, WANTED, [10.0] * 4, (), 25.0)
     assert all(len(window.layers) == 2 and window.in_flight == 1 for window in tight)
     assert choose_windows(KINDS, [(1, 1)], [1.0] * 4, (2,), PLENTY) == [

@@ -47,11 +47,11 @@ def test_a_quota_stretches_all_layers_alike() -> None:
     wall_cpu_ratio = metered([*short, *long]).wall_cpu_ratio()
     assert wall_cpu_ratio == pytest.approx(5.0, rel=0.02)
     for samples, cpu_s in ((short, 0.001), (long, 0.025)):
-        found = estimate(samples, wall_cpu_ratio)
-        assert found.forward_s + found.backward_s == pytest.approx(5 * cpu_s, rel=0.02)
-        assert found.forward_s == pytest.approx(found.backward_s / 2, rel=0.02)
-        assert found.spread == pytest.approx(0.0, abs=1e-9)
-        assert found.repeats == len(samples)
+        estimated = estimate(samples, wall_cpu_ratio)
+        assert estimated.forward_s + estimated.backward_s == pytest.approx(5 * cpu_s, rel=0.02)
+        assert estimated.forward_s == pytest.approx(estimated.backward_s / 2, rel=0.02)
+        assert estimated.spread == pytest.approx(0.0, abs=1e-9)
+        assert estimated.repeats == len(samples)
 
 
 def test_wall_time_is_used_where_threads_differ() -> None:
@@ -59,8 +59,8 @@ def test_wall_time_is_used_where_threads_differ() -> None:
     assert metered(samples, 2).wall_cpu_ratio() is None
     assert metered(samples, 2, 1.9).wall_cpu_ratio() == pytest.approx(0.03 / 0.055)
     assert metered(samples, 4, 4.0).wall_cpu_ratio() is None, "this quota does not bite"
-    found = estimate(samples, None)
-    assert (found.forward_s, found.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
+    estimated = estimate(samples, None)
+    assert (estimated.forward_s, estimated.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
 
 
 def test_an_accelerator_has_no_cpu_clock() -> None:

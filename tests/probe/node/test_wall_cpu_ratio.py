@@ -10,18 +10,18 @@ from skyctl.probe.node.wall_cpu_ratio import CpuSlice, WallCpuRatio, thread_sche
 
 
 def test_time_at_a_disk_is_left_out() -> None:
-    found = WallCpuRatio()
+    ratio = WallCpuRatio()
     calm = [CpuSlice(0.2, 0.07, 0.001)] * 10
-    found.slices = [CpuSlice(1.0, 0.07, 0.8), *calm]
-    assert found.ratio() == pytest.approx(0.2 / 0.07)
-    assert found.left_out_s() == pytest.approx(0.8)
-    assert found.interval() == pytest.approx(0.0, abs=1e-6)
+    ratio.slices = [CpuSlice(1.0, 0.07, 0.8), *calm]
+    assert ratio.ratio() == pytest.approx(0.2 / 0.07)
+    assert ratio.left_out_s() == pytest.approx(0.8)
+    assert ratio.interval() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_short_waits_everywhere_are_kept_as_they_are() -> None:
-    found = WallCpuRatio()
-    found.slices = [CpuSlice(0.2, 0.1, 0.02)] * 8
-    assert found.ratio() == pytest.approx(2.0)
+    ratio = WallCpuRatio()
+    ratio.slices = [CpuSlice(0.2, 0.1, 0.02)] * 8
+    assert ratio.ratio() == pytest.approx(2.0)
 
 
 def test_nothing_measured() -> None:
@@ -32,18 +32,18 @@ def test_nothing_measured() -> None:
 @pytest.mark.alone
 @pytest.mark.skipif(thread_schedstat() is None, reason="this kernel does not tell")
 def test_sleep_is_told_from_waiting_for_a_processor() -> None:
-    found = WallCpuRatio()
+    ratio = WallCpuRatio()
     start, cpu = time.perf_counter(), time.thread_time()
     time.sleep(0.25)
-    found.add(time.perf_counter() - start, time.thread_time() - cpu)
+    ratio.add(time.perf_counter() - start, time.thread_time() - cpu)
     start, cpu = time.perf_counter(), time.thread_time()
     while time.thread_time() - cpu < 0.22:
         pass
-    found.add(time.perf_counter() - start, time.thread_time() - cpu)
-    slept, ran = found.slices
+    ratio.add(time.perf_counter() - start, time.thread_time() - cpu)
+    slept, ran = ratio.slices
     assert slept.blocked_s > 0.2
     assert ran.blocked_s < 0.05
-    assert found.quiet_slices() == [ran]
+    assert ratio.quiet_slices() == [ran]
 
 
 def test_a_saved_up_burst_is_not_speed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,13 +62,13 @@ class CallOverhead:
         parts = [repetition_of(0, count), *(repetition_of(at, at + 1) for at in range(count))]
         end = time.perf_counter() + slice_s
         for number in itertools.count():
-            found = []
+            samples = []
             for part in parts:
-                found.append(timer.sample(part))
+                samples.append(timer.sample(part))
                 if over():
                     return
             if number:
-                self._rounds.append(tuple(found))
+                self._rounds.append(tuple(samples))
                 if time.perf_counter() >= end:
                     return
 
@@ -85,15 +85,15 @@ class CallOverhead:
         )
 
     def _whole_s(self, by_cpu: bool) -> float:
-        found = sorted(_sample_s(whole, by_cpu) for whole, *_ in self._rounds)
-        return trimmed_mean(found) if found else 0.0
+        samples = sorted(_sample_s(whole, by_cpu) for whole, *_ in self._rounds)
+        return trimmed_mean(samples) if samples else 0.0
 
     def _mean_and_error(self, by_cpu: bool) -> tuple[float, float]:
         """(seconds of overhead, their standard error; inf: not known)."""
         if len(self._rounds) < MIN_ROUNDS:
             return 0.0, math.inf
         more = sorted(
-            sum(_sample_s(one, by_cpu) for one in alone) - _sample_s(whole, by_cpu)
+            sum(_sample_s(part, by_cpu) for part in alone) - _sample_s(whole, by_cpu)
             for whole, *alone in self._rounds
         )
         fewer = len(self.window.kinds) - 1
@@ -121,5 +121,5 @@ def choose_window(
         for size, window in rounds
         if size == least and len(window.kinds) > 1 and window.in_flight > 1
     ]
-    cheap = [one for one in cheap if one[1] <= CHEAP_S * len(one[2].kinds)]
-    return CallOverhead(min(cheap, key=lambda one: one[:2])[2], least) if cheap else None
+    cheap = [candidate for candidate in cheap if candidate[1] <= CHEAP_S * len(candidate[2].kinds)]
+    return CallOverhead(min(cheap, key=lambda candidate: candidate[:2])[2], least) if cheap else None

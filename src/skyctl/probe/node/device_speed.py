@@ -82,8 +82,8 @@ def measure_flops_per_s(
     on_measured()
     while not stopped() and time.monotonic() - start < cap_s:
         samples += collect_samples(timer, steps, slice_s=0.2, minimum_s=0.1)
-    found = estimate(samples, timer.wall_cpu_ratio())
-    return steps.flops / (found.forward_s + found.backward_s)
+    estimated = estimate(samples, timer.wall_cpu_ratio())
+    return steps.flops / (estimated.forward_s + estimated.backward_s)
 
 
 # Adding a gradient that was received to one's own.

@@ -44,13 +44,13 @@ def choose_windows(
         alone: kinds that are not run together with others.
         room_bytes: what a window may take in all.
     """
-    found: list[LayerWindow] = []
+    windows: list[LayerWindow] = []
     left = {kind for kind, _ in wanted}
     for kind, first in wanted:
         if kind in left:
-            found.append(_window_around(kinds, first, left, needs, alone, room_bytes))
-            left.difference_update(found[-1].kinds)
-    return found
+            windows.append(_window_around(kinds, first, left, needs, alone, room_bytes))
+            left.difference_update(windows[-1].kinds)
+    return windows
 
 
 def _window_around(
@@ -87,8 +87,8 @@ def _window_around(
         layers = _with_repeats(layers, kinds, needs, alone, most_bytes - sum_bytes)
         sum_bytes = sum(needs[kinds[index]] for index in layers)
     in_flight = int(min(MOST_IN_FLIGHT_BYTES, room_bytes) // max(1.0, sum_bytes)) if most_bytes else 1
-    found = tuple(layers)
-    return LayerWindow(found, tuple(kinds[i] for i in found), max(1, min(MOST_IN_FLIGHT, in_flight)))
+    indices = tuple(layers)
+    return LayerWindow(indices, tuple(kinds[i] for i in indices), max(1, min(MOST_IN_FLIGHT, in_flight)))
 
 
 def _with_repeats(
@@ -102,22 +102,22 @@ def _with_repeats(
 
     A block is put behind a layer that is like its last one. So each follows what it follows in the model.
     """
-    found = list(layers)
+    extended = list(layers)
     place = 0
-    while place < len(found):
-        first = found[place]
-        until = found[place + 1] if place + 1 < len(found) else len(kinds)
+    while place < len(extended):
+        first = extended[place]
+        until = extended[place + 1] if place + 1 < len(extended) else len(kinds)
         last = next((index for index in range(first + 1, until) if kinds[index] == kinds[first]), None)
         block = [] if last is None else list(range(first + 1, last + 1))
         need_bytes = sum(needs[kinds[index]] for index in block)
-        fits = len(found) + len(block) <= MOST_LAYERS and need_bytes <= room_bytes
+        fits = len(extended) + len(block) <= MOST_LAYERS and need_bytes <= room_bytes
         if block and fits and not any(kinds[index] in alone for index in block):
-            found[place + 1 : place + 1] = block
+            extended[place + 1 : place + 1] = block
             room_bytes -= need_bytes
             place += len(block)
         else:
             place += 1
-    return found
+    return extended
 
 
 def single_layer_windows(window: LayerWindow) -> list[LayerWindow]:

@@ -175,17 +175,17 @@ class Arrival:
 def join_arrivals(arrivals_s: Sequence[float]) -> list[Arrival]:
     """A stream's arrivals, those that came together as one."""
     apart_s = TOGETHER * (arrivals_s[-1] - arrivals_s[0]) / max(1, len(arrivals_s) - 1)
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for number, at_s in enumerate(arrivals_s):
-        if found and at_s - found[-1].at_s <= apart_s:
-            found.pop()
-        found.append(Arrival(at_s, number + 1))
-    return found
+        if arrivals and at_s - arrivals[-1].at_s <= apart_s:
+            arrivals.pop()
+        arrivals.append(Arrival(at_s, number + 1))
+    return arrivals
 
 
 def longest_pause_s(arrivals_s: Sequence[float]) -> float:
     """The longest time between two arrivals of a stream, in seconds."""
-    times = [one.at_s for one in join_arrivals(arrivals_s)]
+    times = [arrival.at_s for arrival in join_arrivals(arrivals_s)]
     return max((after - before for before, after in pairwise(times)), default=0.0)
 
 
@@ -197,7 +197,7 @@ def is_steady(arrivals_s: Sequence[float], settle_s: float) -> bool:
     Args:
         arrivals_s: when each message had come, in order.
     """
-    settled = [one for one in _whole_arrivals(arrivals_s) if one.at_s > arrivals_s[0] + settle_s]
+    settled = [arrival for arrival in _whole_arrivals(arrivals_s) if arrival.at_s > arrivals_s[0] + settle_s]
     half = (len(settled) - 1) // 2
     if settle_s > SETTLE_S or half < MIN_HALF:
         return False
@@ -218,10 +218,10 @@ def stream_rate(arrivals_s: Sequence[float], message_bytes: int, settle_s: float
     Args:
         arrivals_s: when each message had come, in order.
     """
-    found = _whole_arrivals(arrivals_s)
-    settled_s = min(arrivals_s[0] + settle_s, (arrivals_s[0] + found[-1].at_s) / 2)
-    before = max((number for number, one in enumerate(found) if one.at_s <= settled_s), default=0)
-    settled = found[before:]
+    arrivals = _whole_arrivals(arrivals_s)
+    settled_s = min(arrivals_s[0] + settle_s, (arrivals_s[0] + arrivals[-1].at_s) / 2)
+    before = max((number for number, arrival in enumerate(arrivals) if arrival.at_s <= settled_s), default=0)
+    settled = arrivals[before:]
     half = len(settled) // 2
     rates = [_rate_between(*ends) * message_bytes for ends in zip(settled, settled[half:], strict=False)]
     return median(rates) if half else len(arrivals_s) * message_bytes / max(arrivals_s[-1], 1e-6)
@@ -229,13 +229,13 @@ def stream_rate(arrivals_s: Sequence[float], message_bytes: int, settle_s: float
 
 def _whole_arrivals(arrivals_s: Sequence[float]) -> list[Arrival]:
     """The arrivals but the last, which may be shorter than the others and had to wait as long."""
-    found = join_arrivals(arrivals_s)
-    return found[:-1] if len(found) > 2 else found
+    arrivals = join_arrivals(arrivals_s)
+    return arrivals[:-1] if len(arrivals) > 2 else arrivals
 
 
-def _rate_between(one: Arrival, other: Arrival) -> float:
+def _rate_between(earlier: Arrival, later: Arrival) -> float:
     """Messages per second that came after the first arrival, up to the other."""
-    return (other.messages - one.messages) / max(1e-6, other.at_s - one.at_s)
+    return (later.messages - earlier.messages) / max(1e-6, later.at_s - earlier.at_s)
 
 
 def _measure_round_trip(line: PointToPoint) -> float:
@@ -389,7 +389,7 @@ def run_hub(
         begun.append(time.perf_counter())
 
     together = threading.Barrier(len(pairs), action=begin)
-    found: dict[str, list[float]] = {}
+    arrivals: dict[str, list[float]] = {}
     errors: list[SkyctlError] = []
 
     def go() -> float:
@@ -399,7 +399,7 @@ def run_hub(
     def run(pair: PeerConnection, flows: FlowSpec) -> None:
         try:
             pair.accept(timeout_s)
-            found[pair.peer] = exchange_flows(pair, flows, go, device)
+            arrivals[pair.peer] = exchange_flows(pair, flows, go, device)
             pair.close(graceful=True)
         except threading.BrokenBarrierError:
             pass  # another pair's error, and that one is told
@@ -408,7 +408,7 @@ def run_hub(
         except (RuntimeError, OSError, ValueError) as exc:
             errors.append(RunError(f"the flows with {pair.peer} failed: {type(exc).__name__}: {exc}"))
         finally:
-            if pair.peer not in found:
+            if pair.peer not in arrivals:
                 together.abort()
             pair.close()
 
@@ -419,6 +419,6 @@ def run_hub(
         thread.join()
     if errors:
         raise errors[0]
-    if len(found) < len(pairs):
+    if len(arrivals) < len(pairs):
         raise RunError(f"the peers were not all ready within {timeout_s:.0f} s")
-    return found
+    return arrivals

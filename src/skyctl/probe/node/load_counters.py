@@ -38,11 +38,11 @@ class LoadCounters:
             processor was throttled for its heat); ``machine_cpus``.
         """
         after, wall_s = _read_counters(), time.monotonic() - self._start
-        found: dict[str, Any] = {"wall_s": wall_s, "machine_cpus": len(cpu_affinity() or ()) or None}
+        differences: dict[str, Any] = {"wall_s": wall_s, "machine_cpus": len(cpu_affinity() or ()) or None}
         for name, value in after.items():
             before = self._before.get(name)
-            found[name] = None if value is None or before is None else max(0, value - before)
-        return found
+            differences[name] = None if value is None or before is None else max(0, value - before)
+        return differences
 
 
 def _read_counters() -> dict[str, float | None]:
@@ -133,12 +133,12 @@ def gpu_usage() -> list[dict[str, Any]]:
         ``{"index", "uuid", "busy" (0 to 1), "held_bytes"}`` each, as ``nvidia-smi`` gives them.
     """
     query = "--query-gpu=index,uuid,utilization.gpu,memory.used"
-    found = []
+    gpus = []
     for line in run_nvidia_smi(query, "--format=csv,noheader,nounits"):
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 4 and fields[0].isdigit():
             busy, held = _number_or_none(fields[2]), _number_or_none(fields[3])
-            found.append(
+            gpus.append(
                 {
                     "index": int(fields[0]),
                     "uuid": fields[1].removeprefix("GPU-"),
@@ -146,7 +146,7 @@ def gpu_usage() -> list[dict[str, Any]]:
                     "held_bytes": None if held is None else held * 2**20,
                 }
             )
-    return found
+    return gpus
 
 
 def _number_or_none(text: str) -> float | None:

@@ -55,13 +55,13 @@ class LoopbackRanks:
         try:
             for rank, others in peers.items():
                 groups[rank] = self._make(rank, others)
-                told = PairOptions(
+                options = PairOptions(
                     dict.fromkeys(others, HOST),
                     dict.fromkeys(others, self._secret),
                     identity=self._identity,
                     backend=self._backend,
                 )
-                connecting.append(run_in_thread(partial(groups[rank].connect, store, told)))
+                connecting.append(run_in_thread(partial(groups[rank].connect, store, options)))
             wait_for_all(connecting, self._timeout_s)
         except (RuntimeError, OSError, FutureTimeoutError) as exc:
             for group in groups.values():

@@ -267,7 +267,7 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, backend:
     warm_s: list[float] = []
 
     def warmed_up() -> None:
-        warm_s.append(time.process_time() - sum(one.timer.layers_s for one in stages))
+        warm_s.append(time.process_time() - sum(stage.timer.layers_s for stage in stages))
 
     warm = threading.Barrier(STAGES, action=warmed_up)
     try:
@@ -275,7 +275,7 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, backend:
             before, after = (_peer(group, end) for end in (number - 1, number + 1))
             stages.append(_StageThread(number, before, after, message_bytes // 4, warm))
         failures: list[Exception] = []
-        threads = [threading.Thread(target=one.run, args=(failures,), daemon=True) for one in stages]
+        threads = [threading.Thread(target=stage.run, args=(failures,), daemon=True) for stage in stages]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -284,8 +284,8 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, backend:
             raise RunError(f"messages from this node to itself failed: {failures[0]}") from failures[0]
         if any(thread.is_alive() for thread in threads):
             raise RunError(f"messages from this node to itself did not all arrive within {TIMEOUT_S:.0f} s")
-        once_s = fmean(one.once_s() for one in stages)
-        layers_s = sum(one.timer.layers_s for one in stages)
+        once_s = fmean(stage.once_s() for stage in stages)
+        layers_s = sum(stage.timer.layers_s for stage in stages)
         step_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
         return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES, 0.0, once_s)
     finally:

@@ -30,15 +30,15 @@ Secret = Annotated[str, MaxLength(200)]
 class DistinctLayer:
     """One distinct layer, the first of its kind, at the microbatch sizes to measure.
 
-    ``signatures`` and ``needs_bytes`` (what running it takes) are by microbatch size. ``known``: sizes at
-    which it is only run as company for others.
+    ``signatures`` and ``needs_bytes`` (what running it takes) are by microbatch size. ``known_sizes``: those
+    at which it is only run as company for others.
     """
 
     index: Index
     name: Label
     signatures: Mapping[int, Label]
     needs_bytes: Mapping[int, Bytes]
-    known: tuple[Count, ...] = ()
+    known_sizes: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ def main(message: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     share_one_heap()
     if order.threads is not None:
         torch.set_num_threads(order.threads)
-    found = node_environment.collect_environment(order.devices)
-    device = order.device or found["devices"][0]["id"]
+    facts = node_environment.collect_environment(order.devices)
+    device = order.device or facts["devices"][0]["id"]
     gpu = None
     if torch.device(device).type != "cpu":
         gpus = load_counters.gpu_usage() if torch.device(device).type == "cuda" else []
@@ -97,10 +97,10 @@ def main(message: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     workload = load_workload(spec) if spec is not None else None
     gc.freeze()  # a collection would look at all there is, half a second on a slow node
     max_cpu_isa = support.max_cpu_isa if support is not None else None
-    period_s = found["quota"]["period_s"] if found["bound"] else None
-    known = {"device": device, "max_cpu_isa": max_cpu_isa, "quota_period_s": period_s}
-    channel.send({"event": "facts", **known, **found})
-    server = _ProbeServer(order, channel, device, found, workload, gpu)
+    period_s = facts["quota"]["period_s"] if facts["bound"] else None
+    more = {"device": device, "max_cpu_isa": max_cpu_isa, "quota_period_s": period_s}
+    channel.send({"event": "facts", **more, **facts})
+    server = _ProbeServer(order, channel, device, facts, workload, gpu)
     quitting = threading.Event()
     threading.Thread(target=_send_heartbeats, args=(channel, quitting), daemon=True, name="heartbeat").start()
     try:
@@ -126,14 +126,14 @@ class _ProbeServer:
         order: ProbeOrder,
         channel: LauncherChannel,
         device: str,
-        found: dict[str, Any],
+        facts: dict[str, Any],
         workload: Workload | None,
         gpu: dict[str, Any] | None,
     ) -> None:
         self._spec = order.workload
         self._channel = channel
         self._device = device
-        self._quota = found["quota"]
+        self._quota = facts["quota"]
         self._workload = workload
         self._slowdown = order.slowdown
         self._identity = order.tls
@@ -198,13 +198,13 @@ class _ProbeServer:
         left_out_s = 0.0
         if self._workload is None:
             self.progress(0, 1, "matrix products")
-            result["flops_per_s"] = self._flops_per_s(budget_s / 2, cap_s, told=False)
+            result["flops_per_s"] = self._flops_per_s(budget_s / 2, cap_s, known=False)
         else:
             bench = self._measure_layers(self._workload, request, result)
             left_out_s = bench.left_out_s()
             if request.generic:  # layers without a matrix product tell nothing of flops
                 self._stopped = True
-                result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
+                result["flops_per_s"] = self._flops_per_s(0.5, cap_s, known=True)
         result["watched"] = counters.read() | {
             "left_out_s": left_out_s,
             "gpu": self._gpu,
@@ -302,7 +302,7 @@ class _ProbeServer:
         result |= {"timings": bench.timings(layers, action_s), "action_s": action_s * ratio}
         return bench
 
-    def _flops_per_s(self, budget_s: float, cap_s: float, *, told: bool) -> float:
+    def _flops_per_s(self, budget_s: float, cap_s: float, *, known: bool) -> float:
         return device_speed.measure_flops_per_s(
             self._device,
             threads=torch.get_num_threads(),
@@ -310,7 +310,7 @@ class _ProbeServer:
             quota=self._quota,
             budget_s=budget_s,
             stopped=self.stopped,
-            on_measured=(lambda: None) if told else self.measured,
+            on_measured=(lambda: None) if known else self.measured,
             cap_s=cap_s,
         )
 
@@ -387,8 +387,8 @@ class _ProbeServer:
         try:
             if request.role == "hub":
                 ports = [connection.listen(address) for connection, _ in connections]
-                said = {"event": "line-listening", "hub": request.hub, "address": address, "ports": ports}
-                self._channel.send(said)
+                event = {"event": "line-listening", "hub": request.hub, "address": address, "ports": ports}
+                self._channel.send(event)
                 hold = (lambda: self._hold(request)) if request.hold else (lambda: None)
                 answer["arrivals"] = link_speed.run_hub(connections, timeout_s, self._device, hold)
             else:

@@ -140,10 +140,10 @@ class RepetitionTimer:
             quota is None or self.cpu_s / self.wall_s < QUOTA_BINDS_SHARE * quota
         ):
             return None
-        found = self.wall_s / self.cpu_s
+        ratio = self.wall_s / self.cpu_s
         if self.cpu_slices is not None:
-            found = self.cpu_slices.ratio() or found
-        return found if quota is None else max(found, 1.0 / quota)
+            ratio = self.cpu_slices.ratio() or ratio
+        return ratio if quota is None else max(ratio, 1.0 / quota)
 
     def wall_cpu_ratio_interval(self) -> float:
         """Half of that ratio's 95% interval, relative to it; 0 where it is not used or not known."""

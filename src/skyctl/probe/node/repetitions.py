@@ -133,8 +133,8 @@ class ChainRepetition:
             times[number] = clock()
 
         wanting = [tensor for tensor in value_tensors(value) if tensor.requires_grad]
-        made = [tensor for tensor in wanting if all(tensor is not other for other in given)]
-        for tensor in made or wanting:
+        produced = [tensor for tensor in wanting if all(tensor is not other for other in given)]
+        for tensor in produced or wanting:
             tensor.register_hook(reached)  # type: ignore[no-untyped-call]
 
     def between(self) -> None:
@@ -249,7 +249,7 @@ class SplitRepetition:
 
 
 def measure_split_backward(
-    timer: RepetitionTimer, layer: ChainRepetition, device: str, slice_s: float, found: SplitSamples
+    timer: RepetitionTimer, layer: ChainRepetition, device: str, slice_s: float, samples: SplitSamples
 ) -> None:
     """Adds samples of the backward, whole and split in turn, one of each at least.
 
@@ -263,5 +263,5 @@ def measure_split_backward(
         split.append(timer.sample(repetition))
     if not repetition.defers_weights:
         split = [sample._replace(backward_s=0.0, backward_cpu_s=0.0) for sample in split]
-    found.whole += whole[1:] or whole
-    found.split += split[1:] or split
+    samples.whole += whole[1:] or whole
+    samples.split += split[1:] or split

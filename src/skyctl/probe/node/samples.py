@@ -254,10 +254,10 @@ class LayerSamples:
         """Adds samples of a layer to those it has."""
         for kept in (self._all, self._counted):
             if kept is not None:
-                found = kept.setdefault(key, SampleSeries())
-                found.samples.extend(samples)
-                found.blocks.extend(blocks)
-                found.windows.extend(windows)
+                series = kept.setdefault(key, SampleSeries())
+                series.samples.extend(samples)
+                series.blocks.extend(blocks)
+                series.windows.extend(windows)
 
     def _series(self, key: LayerKey) -> SampleSeries:
         counted = (self._counted or {}).get(key)
@@ -275,13 +275,13 @@ class LayerSamples:
 
     def own_share(self, key: LayerKey, action_s: float, by_cpu: bool) -> float:
         """The part of a layer's seconds that is its own, where each call of a window takes ``action_s``."""
-        whole = [one.cpu_s if by_cpu else one.wall_s for one in self._series(key).windows]
+        whole = [window.cpu_s if by_cpu else window.wall_s for window in self._series(key).windows]
         return max(LEAST_OWN_SHARE, 1.0 - action_s / fmean(whole)) if sum(whole) > 0 else 1.0
 
     def split_samples(self, index: int, size: int) -> list[Sample]:
         """The samples of a layer's backward in two parts."""
-        found = self.splits.get((index, size))
-        return [] if found is None else found.split
+        split_samples = self.splits.get((index, size))
+        return [] if split_samples is None else split_samples.split
 
     def interval(self, key: LayerKey, by_cpu: bool) -> float:
         """How well a layer's mean is known, as ``sample_interval`` says."""
@@ -303,13 +303,13 @@ class LayerSamples:
 
         A layer that takes next to nothing has converged when its uncertainty is small against the mean layer.
         """
-        found = {key: self.mean_s(key) for key in keys if key in self._all}
+        means = {key: self.mean_s(key) for key in keys if key in self._all}
         allowed_s = {
-            size: TARGET_INTERVAL * fmean(mean_s for (_, other), mean_s in found.items() if other == size)
-            for size in {size for _, size in found}
+            size: TARGET_INTERVAL * fmean(mean_s for (_, other), mean_s in means.items() if other == size)
+            for size in {size for _, size in means}
         }
         unconverged = set()
-        for key, mean_s in found.items():
+        for key, mean_s in means.items():
             half = self.interval(key, by_cpu)
             if half > TARGET_INTERVAL and not half * mean_s <= allowed_s[key[1]]:
                 unconverged.add(key)
@@ -351,21 +351,21 @@ def timing_figures(
     samples, parts = layer_samples.samples_of(key), layer_samples.splits.get(key)
     if not samples:
         return {"skipped": layer_samples.skipped.get(key, NO_TIME)}
-    found = estimate(samples, clock.wall_cpu_ratio, layer_samples.blocks_of(key))
+    estimated = estimate(samples, clock.wall_cpu_ratio, layer_samples.blocks_of(key))
     updates = layer_samples.samples_of((key[0], 0))
     own = layer_samples.own_share(key, action_s, clock.wall_cpu_ratio is not None)
     update_s = estimate(updates, clock.wall_cpu_ratio).forward_s if updates else 0.0
     split_s = weight_s = None
     if parts:  # few repetitions, so not out of proportion to the whole
-        split_s = found.backward_s * own * min(max(1.0, parts.ratio(clock.by_cpu)), MOST_SPLIT_RATIO)
+        split_s = estimated.backward_s * own * min(max(1.0, parts.ratio(clock.by_cpu)), MOST_SPLIT_RATIO)
         weight_s = split_s * parts.share(clock.by_cpu)
     return {
-        "forward_s": found.forward_s * own,
-        "backward_s": found.backward_s * own,
+        "forward_s": estimated.forward_s * own,
+        "backward_s": estimated.backward_s * own,
         "optimizer_s": max(0.0, update_s - update_call_s[0]) + update_call_s[1] if updates else 0.0,
         "weight_s": weight_s,
         "split_s": split_s,
-        "spread": found.spread,
-        "repeats": found.repeats,
-        "interval": found.interval and math.hypot(found.interval, clock.interval),
+        "spread": estimated.spread,
+        "repeats": estimated.repeats,
+        "interval": estimated.interval and math.hypot(estimated.interval, clock.interval),
     }

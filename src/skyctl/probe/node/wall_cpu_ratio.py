@@ -79,31 +79,33 @@ class WallCpuRatio:
 
     def quiet_slices(self) -> list[CpuSlice]:
         """The slices that count: those in which the thread hardly waited, or the calmest."""
-        calm = sorted(self.slices, key=lambda one: one.blocked_s / one.wall_s)
-        wanted_s = ENOUGH_SHARE * sum(one.cpu_s for one in calm)
+        calm = sorted(self.slices, key=lambda piece: piece.blocked_s / piece.wall_s)
+        wanted_s = ENOUGH_SHARE * sum(piece.cpu_s for piece in calm)
         chosen: list[CpuSlice] = []
-        for one in calm:
-            if one.blocked_s > QUIET_SHARE * one.wall_s and sum(p.cpu_s for p in chosen) >= wanted_s:
+        for piece in calm:
+            if piece.blocked_s > QUIET_SHARE * piece.wall_s and sum(p.cpu_s for p in chosen) >= wanted_s:
                 break
-            chosen.append(one)
+            chosen.append(piece)
         return chosen
 
     def ratio(self) -> float | None:
         """Wall seconds per CPU second over the slices that count; None where there are none yet."""
         kept = self.quiet_slices()
-        cpu_s = sum(one.cpu_s for one in kept)
-        return sum(one.wall_s for one in kept) / cpu_s if cpu_s > 0 else None
+        cpu_s = sum(piece.cpu_s for piece in kept)
+        return sum(piece.wall_s for piece in kept) / cpu_s if cpu_s > 0 else None
 
     def interval(self) -> float:
         """Half of the ratio's 95% interval (two standard errors over the slices), relative; 0: not known."""
-        values = [one.wall_s / one.cpu_s for one in self.quiet_slices() if one.cpu_s > 0]
+        values = [piece.wall_s / piece.cpu_s for piece in self.quiet_slices() if piece.cpu_s > 0]
         if len(values) < 3:
             return 0.0
         return 2 * statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
 
     def left_out_s(self) -> float:
         """Seconds that the thread was blocked in the slices that do not count."""
-        blocked_s = sum(one.blocked_s for one in self.slices) - sum(p.blocked_s for p in self.quiet_slices())
+        blocked_s = sum(piece.blocked_s for piece in self.slices) - sum(
+            p.blocked_s for p in self.quiet_slices()
+        )
         return max(0.0, blocked_s)
 
 

@@ -109,12 +109,12 @@ class WindowBench:
         self, layers: Sequence[DistinctLayer], kinds: Mapping[int, Sequence[int]] | None
     ) -> list[tuple[int, LayerWindow, list[int]]]:
         """(microbatch size, window, positions of layers timed in it for the first time) for one pass."""
-        found = []
+        rounds = []
         for size in sorted({size for layer in layers for size in layer.needs_bytes}):
             wanted = [
                 (number, layer.index)
                 for number, layer in enumerate(layers)
-                if size in layer.needs_bytes and size not in layer.known and self._fits(layer, size)
+                if size in layer.needs_bytes and size not in layer.known_sizes and self._fits(layer, size)
             ]
             placed = [LayerWindow((index,), (number,)) for number, index in wanted]
             if kinds is not None and self.timer.on_cpu:
@@ -125,8 +125,8 @@ class WindowBench:
             for window in placed:
                 timed = sorted(left & set(window.kinds))
                 left -= set(timed)
-                found.append((size, window, timed))
-        return found
+                rounds.append((size, window, timed))
+        return rounds
 
     def measure(
         self,
@@ -230,18 +230,18 @@ class WindowBench:
         self, layer: DistinctLayer, module: nn.Module, index: int, size: int, slice_s: float
     ) -> None:
         """A layer that has no room for this is not left out: its weight-gradient share stays unknown."""
-        found = SplitSamples()
+        split_samples = SplitSamples()
         try:
             measure_split_backward(
-                self.timer, self._steps([module], [index], size), self._device, slice_s, found
+                self.timer, self._steps([module], [index], size), self._device, slice_s, split_samples
             )
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
         else:
             kept = self.layer_samples.splits.setdefault((layer.index, size), SplitSamples())
-            kept.whole += found.whole
-            kept.split += found.split
+            kept.whole += split_samples.whole
+            kept.split += split_samples.split
 
     def measure_update_call(self, slice_s: float) -> None:
         """Measures what an optimizer's step takes whatever its parameters: one over a single number."""
@@ -310,23 +310,27 @@ class WindowBench:
 
     def unconverged(self, layers: Sequence[DistinctLayer]) -> set[tuple[int, int]]:
         """Index and microbatch size of the layers whose mean is not known well enough yet."""
-        keys = {(layer.index, size) for layer in layers for size in set(layer.needs_bytes) - set(layer.known)}
+        keys = {
+            (layer.index, size)
+            for layer in layers
+            for size in set(layer.needs_bytes) - set(layer.known_sizes)
+        }
         return self.layer_samples.unconverged(keys, self.timer.wall_cpu_ratio() is not None)
 
     def find_cheap_window(
         self, layers: Sequence[DistinctLayer], kinds: Mapping[int, Sequence[int]]
     ) -> CallOverhead | None:
         """The window that can tell what a stage's calls take whatever their layers; None: no cheap one."""
-        found = [(size, window) for size, window, _ in self.rounds(layers, kinds)]
-        return choose_window(found, lambda size, window: self._together_s(layers, window, size))
+        windows = [(size, window) for size, window, _ in self.rounds(layers, kinds)]
+        return choose_window(windows, lambda size, window: self._together_s(layers, window, size))
 
     def _together_s(self, layers: Sequence[DistinctLayer], window: LayerWindow, size: int) -> float:
         """Mean seconds of a window's layers, run together; inf: not measured yet."""
-        known = [self.layer_samples.samples_of((layers[kind].index, size)) for kind in window.kinds]
+        samples = [self.layer_samples.samples_of((layers[kind].index, size)) for kind in window.kinds]
         by_cpu = self.timer.wall_cpu_ratio() is not None
-        if not all(known):
+        if not all(samples):
             return math.inf
-        return sum(fmean(s.cpu_s if by_cpu else s.wall_s for s in each) for each in known)
+        return sum(fmean(s.cpu_s if by_cpu else s.wall_s for s in each) for each in samples)
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:
