@@ -161,11 +161,11 @@ def harsh_data_problem(seed):
     zeros = [0.0] * len(layers)
     times = {
         name: LayerTimes(
-            forward_s=zeros if r.random() < 0.3 else known.forward_s,
-            backward_s=zeros if r.random() < 0.3 else known.backward_s,
-            optimizer_s=zeros if free else known.optimizer_s,
+            forward_s=zeros if r.random() < 0.3 else layer_times.forward_s,
+            backward_s=zeros if r.random() < 0.3 else layer_times.backward_s,
+            optimizer_s=zeros if free else layer_times.optimizer_s,
         )
-        for name, known in problem.times.items()
+        for name, layer_times in problem.times.items()
     }
     big = 1e7 if max(x.state_bytes for x in problem.layers) > 1e6 else 1.0
     pairs = [(a, b) for a in ids for b in ids if a != b]
@@ -194,10 +194,10 @@ def compressed(problem, seed):
     matrices = [
         [(r.randint(1, 40), r.randint(1, 40)) for _ in range(r.randint(0, 3))] for _ in problem.layers
     ]
-    sizes = [4.0 * sum(n * m for n, m in one) + r.choice([0.0, 300.0]) for one in matrices]
+    sizes = [4.0 * sum(n * m for n, m in shapes) + r.choice([0.0, 300.0]) for shapes in matrices]
     layers = [
-        layer.model_copy(update={"gradient_matrices": tuple(one), "gradient_bytes": size})
-        for layer, one, size in zip(problem.layers, matrices, sizes, strict=True)
+        layer.model_copy(update={"gradient_matrices": tuple(shapes), "gradient_bytes": size})
+        for layer, shapes, size in zip(problem.layers, matrices, sizes, strict=True)
     ]
     faster = 500 / (1e7 if max(x.state_bytes for x in problem.layers) > 1e6 else 1.0)
     devices = [
@@ -222,7 +222,7 @@ def compressed(problem, seed):
 
 def passes_of(problem):
     """By layer (bytes of both passes, bytes compressed, bytes kept), by the definition of PowerSGD."""
-    found = []
+    passes = []
     for layer in problem.layers:
         first, second, whole, kept = layer.gradient_bytes, 0, 0, 0
         for n, m in layer.gradient_matrices:
@@ -231,8 +231,8 @@ def passes_of(problem):
                 second += 8 * m
                 whole += 4 * n * m
                 kept += 4 * n * m + 8 * n + 16 * m
-        found.append((first, second, whole, kept))
-    return found
+        passes.append((first, second, whole, kept))
+    return passes
 
 
 def brute_force(problem):
@@ -296,7 +296,7 @@ def step_of(problem, chosen, shares, routes):
         both = passes_of(problem)
         sizes = [first for first, *_ in both]
         sizes[0] += sum(second for _, second, *_ in both)
-        whole = sum(one[2] for one in both)
+        whole = sum(layer_passes[2] for layer_passes in both)
         passes_count = 2 if whole else 1
     sizes = [x * {"bfloat16": 1 / 2, "int8": 33 / 128}.get(problem.sync_format, 1) for x in sizes]
     sent = {}
@@ -319,9 +319,15 @@ def step_of(problem, chosen, shares, routes):
                    or need_of(problem, d, way) + EDGE_BYTES * children <= d.memory_bytes]  # fmt: skip
         if not fitting:
             return None
-        known = problem.times.get(d.id)
-        forward = known.forward_s if known else [x.flops / d.flops_per_s / 3 for x in problem.layers]
-        backward = known.backward_s if known else [x.flops / d.flops_per_s * 2 / 3 for x in problem.layers]
+        layer_times = problem.times.get(d.id)
+        forward = (
+            layer_times.forward_s if layer_times else [x.flops / d.flops_per_s / 3 for x in problem.layers]
+        )
+        backward = (
+            layer_times.backward_s
+            if layer_times
+            else [x.flops / d.flops_per_s * 2 / 3 for x in problem.layers]
+        )
         if fitting[0]:
             backward = [f + b for f, b in zip(forward, backward, strict=True)]
         ends.append(m * (sum(forward) + sum(backward) + d.handling_s + d.action_s))
@@ -331,7 +337,7 @@ def step_of(problem, chosen, shares, routes):
         passed *= 2 if problem.rhythm.delay and slowest >= 4e-8 else 1  # in short messages
         processors.append(ends[-1] + sum(sizes) * (d.reduce_byte_s * added + d.message_byte_s * passed))
         added_s = (9 * whole + predicted) * d.reduce_byte_s
-        optimizers.append(sum(known.optimizer_s) + added_s if known else 0.0)
+        optimizers.append(sum(layer_times.optimizer_s) + added_s if layer_times else 0.0)
     if len(chosen) == 1:
         return ends[0] + optimizers[0]
     if problem.rhythm.delay:
@@ -372,7 +378,7 @@ def need_of(problem, device, recompute):
     sets = 2 if problem.rhythm.delay else int(problem.sync_format == "fixed32")
     need += sets * sum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
     if problem.sync_format == "powersgd:2":
-        need += sum(one[3] for one in passes_of(problem))
+        need += sum(layer_passes[3] for layer_passes in passes_of(problem))
     if not recompute:
         return need + sum(x.activation_bytes for x in layers) + max(x.workspace_bytes for x in layers)
     inputs = [layers[0].activation_bytes]

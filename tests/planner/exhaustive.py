@@ -131,12 +131,12 @@ class Tables:
 
 def stage_times(problem: Problem, device: Device, start: int, stop: int) -> StageTimes:
     """What layers [start, stop) take on ``device``: measured, else a third of flops / speed forward."""
-    known: LayerTimes | None = problem.times.get(device.id)
-    if known is None:
+    times: LayerTimes | None = problem.times.get(device.id)
+    if times is None:
         work = sum(layer.flops for layer in problem.layers[start:stop]) / device.flops_per_s
         return StageTimes(work / 3, work * 2 / 3, 0.0)
     at = slice(start, stop)
-    return StageTimes(sum(known.forward_s[at]), sum(known.backward_s[at]), sum(known.optimizer_s[at]))
+    return StageTimes(sum(times.forward_s[at]), sum(times.backward_s[at]), sum(times.optimizer_s[at]))
 
 
 def fits(problem: Problem, device: Device, start: int, stop: int, in_flight: int) -> bool:

@@ -19,7 +19,7 @@ def random_hybrid_problem(seed, *, devices=(2, 5), layers=(3, 6), microbatches=(
     r = random.Random(seed)
     n, count = r.randint(*devices), r.randint(*layers)
     big = r.choice([1.0, 1e7])  # where memory is limited, layers are large beside the sums' buffers
-    made = [
+    model_layers = [
         Layer(
             name=f"layer{i}", flops=r.uniform(0.5, 2), state_bytes=big * r.uniform(1, 10),
             activation_bytes=big * r.uniform(0.1, 2), output_bytes=big * r.uniform(0.1, 2),
@@ -28,7 +28,7 @@ def random_hybrid_problem(seed, *, devices=(2, 5), layers=(3, 6), microbatches=(
         )
         for i in range(count)
     ]  # fmt: skip
-    total = sum(layer.state_bytes for layer in made)
+    total = sum(layer.state_bytes for layer in model_layers)
     limited = big > 1 and r.random() < 0.7
     hard = r.random() < 0.5
     described = [
@@ -45,7 +45,7 @@ def random_hybrid_problem(seed, *, devices=(2, 5), layers=(3, 6), microbatches=(
     times = {}
     for device in described:
         if r.random() < 0.4:
-            whole = [layer.flops / device.flops_per_s for layer in made]
+            whole = [layer.flops / device.flops_per_s for layer in model_layers]
             times[device.id] = LayerTimes(
                 forward_s=[x * r.uniform(0.3, 0.5) for x in whole],
                 backward_s=[x * r.uniform(0.5, 1) for x in whole],
@@ -66,7 +66,7 @@ def random_hybrid_problem(seed, *, devices=(2, 5), layers=(3, 6), microbatches=(
         some = r.sample(pairs, r.randint(1, min(4, len(pairs))))
         shared = [SharedResource(name="up", bandwidth_bytes_per_s=big * r.uniform(1, 8), links=some)]
     return Problem(
-        layers=made,
+        layers=model_layers,
         devices=described,
         times=times,
         links=links,
@@ -96,14 +96,14 @@ def brute_force(problem):
         if len(names) > m:
             continue
         members = [[d for d in range(n) if colours[d] == name] for name in names]
-        if any(len(one) > layers for one in members):
+        if any(len(part) > layers for part in members):
             continue
         for shares in itertools.product(range(1, m), repeat=len(names)):
             if sum(shares) != m:
                 continue
             options = [
-                [x for x in placements_of(one, layers) if model.play(x, share) is not None]
-                for one, share in zip(members, shares, strict=True)
+                [x for x in placements_of(part, layers) if model.play(x, share) is not None]
+                for part, share in zip(members, shares, strict=True)
             ]
             for placements in itertools.product(*options):
                 step = model.step(Draft(placements, shares))

@@ -158,14 +158,14 @@ def value_of(problem, order, cuts):
         need += max(x.workspace_bytes for x in part) + problem.receive_window * received
         if device.memory_bytes is not None and need > device.memory_bytes:
             return None
-        known = problem.times.get(device.id)
-        if known is None:
+        times = problem.times.get(device.id)
+        if times is None:
             work = sum(x.flops for x in part) / device.flops_per_s
             entries.append(StageTimes(work / 3, work * 2 / 3, 0.0))
         else:
             at = slice(cuts[s], cuts[s + 1])
             entries.append(
-                StageTimes(sum(known.forward_s[at]), sum(known.backward_s[at]), sum(known.optimizer_s[at]))
+                StageTimes(sum(times.forward_s[at]), sum(times.backward_s[at]), sum(times.optimizer_s[at]))
             )
     if problem.objective == "bottleneck":
         return max(x.forward_s + x.backward_s for x in entries)

@@ -159,7 +159,7 @@ def strength(count, rates):
 
 def partitions(count):
     """By element its part, numbered as they come."""
-    found = [(0,)]
+    parts = [(0,)]
     for _ in range(count - 1):
-        found = [(*of, part) for of in found for part in range(max(of) + 2)]
-    return found
+        parts = [(*of, part) for of in parts for part in range(max(of) + 2)]
+    return parts

@@ -16,19 +16,19 @@ from skyctl.records.plan import Plan
 from skyctl.records.problem import Link
 
 
-def ranges(found):
-    return [(s.replicas[0].device, s.start, s.stop) for s in found.stages]
+def ranges(planned):
+    return [(s.replicas[0].device, s.start, s.stop) for s in planned.stages]
 
 
 def test_even_gives_the_first_ones_one_more():
-    found = plan(problem(flops=[1.0] * 8, speeds=[1, 1, 1]), "even")
-    assert ranges(found) == [("n0/cpu:0", 0, 3), ("n1/cpu:0", 3, 6), ("n2/cpu:0", 6, 8)]
-    assert found.certificate.status == "feasible"
+    planned = plan(problem(flops=[1.0] * 8, speeds=[1, 1, 1]), "even")
+    assert ranges(planned) == [("n0/cpu:0", 0, 3), ("n1/cpu:0", 3, 6), ("n2/cpu:0", 6, 8)]
+    assert planned.certificate.status == "feasible"
 
 
 def test_even_leaves_the_last_ones_unused():
-    found = plan(problem(flops=[1.0] * 2, speeds=[1, 1, 1]), "even")
-    assert [u.device for u in found.unused] == ["n2/cpu:0"]
+    planned = plan(problem(flops=[1.0] * 2, speeds=[1, 1, 1]), "even")
+    assert [u.device for u in planned.unused] == ["n2/cpu:0"]
 
 
 def test_even_that_does_not_fit_names_device_need_and_has():
@@ -39,24 +39,24 @@ def test_even_that_does_not_fit_names_device_need_and_has():
 
 
 def test_alone_is_the_fastest_device_that_holds_all_layers():
-    found = plan(problem(speeds=[1, 4, 2], memory=[None, 5.0, None]), "alone")
-    assert ranges(found) == [("n2/cpu:0", 0, 6)]  # the fastest has too little memory
-    assert found.strategy == "alone"
-    assert found.certificate.status == "feasible"
-    assert {unused.reason for unused in found.unused} == {"one device trains alone"}
-    assert verify(found.problem, found).ok
+    planned = plan(problem(speeds=[1, 4, 2], memory=[None, 5.0, None]), "alone")
+    assert ranges(planned) == [("n2/cpu:0", 0, 6)]  # the fastest has too little memory
+    assert planned.strategy == "alone"
+    assert planned.certificate.status == "feasible"
+    assert {unused.reason for unused in planned.unused} == {"one device trains alone"}
+    assert verify(planned.problem, planned).ok
     assert ranges(plan(problem(speeds=[1, 4], first_stage=["n0/cpu:0"]), "alone")) == [("n0/cpu:0", 0, 6)]
 
 
 def test_alone_recomputes_where_it_fits_no_other_way():
     layers = tuple(
-        one.model_copy(update={"activation_bytes": 5.0, "output_bytes": 0.1}) for one in problem().layers
+        layer.model_copy(update={"activation_bytes": 5.0, "output_bytes": 0.1}) for layer in problem().layers
     )
     small = problem(speeds=[1, 4], memory=[None, 20.0]).model_copy(update={"layers": layers})
     assert ranges(plan(small, "alone")) == [("n0/cpu:0", 0, 6)]
-    found = plan(small.model_copy(update={"recompute": True}), "alone")
-    assert ranges(found) == [("n1/cpu:0", 0, 6)]
-    assert found.stages[0].replicas[0].recompute
+    planned = plan(small.model_copy(update={"recompute": True}), "alone")
+    assert ranges(planned) == [("n1/cpu:0", 0, 6)]
+    assert planned.stages[0].replicas[0].recompute
 
 
 def test_where_nothing_fits_alone_the_largest_device_is_named():
@@ -78,10 +78,10 @@ def test_an_assignment_is_not_searched_for(name, also):
 
 
 def test_assigned():
-    found = plan(problem(speeds=[1, 2]), assign=[("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)])
-    assert found.strategy == "assigned"
-    assert ranges(found) == [("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)]
-    assert found.certificate.value_s == pytest.approx(2.0)
+    planned = plan(problem(speeds=[1, 2]), assign=[("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)])
+    assert planned.strategy == "assigned"
+    assert ranges(planned) == [("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)]
+    assert planned.certificate.value_s == pytest.approx(2.0)
     partial = assigned(problem(speeds=[1, 2]), [("n1/cpu:0", 0, 6)])
     assert partial.unused[0].reason == "not assigned"
 
@@ -122,11 +122,11 @@ def test_the_contracts_memory_formula():
 def test_plans_round_trip_and_verify_from_the_file():
     for strategy in ("even", "heuristic", "optimal"):
         p = problem(speeds=[1, 2, 3])
-        found = plan(p, strategy)
-        again = parse(Plan, found.to_json(), "plan.json")
-        assert again == found
+        planned = plan(p, strategy)
+        again = parse(Plan, planned.to_json(), "plan.json")
+        assert again == planned
         assert verify(again.problem, again).ok
-        assert predict(p, again) == found.predicted
+        assert predict(p, again) == planned.predicted
 
 
 def test_lazy_names_of_the_package():
@@ -134,8 +134,8 @@ def test_lazy_names_of_the_package():
     assert skyctl.verify is verify
 
 
-def tampered(found, path, value):
-    raw = json.loads(found.to_json())
+def tampered(planned, path, value):
+    raw = json.loads(planned.to_json())
     at = raw
     for key in path[:-1]:
         at = at[key]
@@ -156,8 +156,8 @@ def tampered(found, path, value):
     ],
 )
 def test_verify_catches_tampering(path, value, check):
-    found = plan(problem(speeds=[1, 1]))
-    verdict = verify(found.problem, tampered(found, path, value))
+    planned = plan(problem(speeds=[1, 1]))
+    verdict = verify(planned.problem, tampered(planned, path, value))
     assert not verdict.ok
     assert check in [c.name for c in verdict.checks if not c.ok]
 
@@ -182,9 +182,9 @@ def test_verify_catches_a_false_proof():
 
 def test_verify_catches_memory_and_pins():
     p = problem(speeds=[1, 1])
-    found = plan(p, "even")
+    planned = plan(p, "even")
     small = tuple(d.model_copy(update={"memory_bytes": 1.0}) for d in p.devices)
-    verdict = verify(p.model_copy(update={"devices": small, "last_stage": ("n0/cpu:0",)}), found)
+    verdict = verify(p.model_copy(update={"devices": small, "last_stage": ("n0/cpu:0",)}), planned)
     assert {"problem", "memory", "pins"} <= {c.name for c in verdict.checks if not c.ok}
 
 
@@ -194,11 +194,11 @@ def test_explain():
     base = problem(speeds=[1, 1], objective="iteration")
     layers = tuple(x.model_copy(update={"output_bytes": 1.0}) for x in base.layers)
     p = base.model_copy(update={"layers": layers, "links": (link,)})
-    found = assigned(p, [(ids[0], 0, 4), (ids[1], 4, 6)])
-    views = stage_views(found)
+    planned = assigned(p, [(ids[0], 0, 4), (ids[1], 4, 6)])
+    views = stage_views(planned)
     assert [v.load for v in views] == [1.0, 0.5]
     assert views[0].link_s == 100.0
-    assert find_binding_constraint(found).kind == "link"
+    assert find_binding_constraint(planned).kind == "link"
     assert find_binding_constraint(assigned(base, [(ids[0], 0, 4), (ids[1], 4, 6)])).name == ids[0]
     tight = problem(speeds=[1, 4], memory=[None, 2.0])
     assert find_binding_constraint(plan(tight)).kind == "memory"

@@ -48,18 +48,18 @@ def _problem(schedule: str, *, shared: bool) -> Problem:
 @pytest.mark.parametrize("schedule", ["sequential", "gpipe", "1f1b", "eager-1f1b"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_same_step(schedule: str, shared: bool) -> None:
-    made = plan(_problem(schedule, shared=shared), "heuristic")
-    played = _simulation(made).simulate()
-    assert played.iteration_s == pytest.approx(made.predicted.iteration_s)
-    by_device = {replica.device: replica.compute_s for replica in made.predicted.replicas}
-    assert played.compute_s == pytest.approx([by_device[s.replicas[0].device] for s in made.stages])
+    planned = plan(_problem(schedule, shared=shared), "heuristic")
+    played = _simulation(planned).simulate()
+    assert played.iteration_s == pytest.approx(planned.predicted.iteration_s)
+    by_device = {replica.device: replica.compute_s for replica in planned.predicted.replicas}
+    assert played.compute_s == pytest.approx([by_device[s.replicas[0].device] for s in planned.stages])
 
 
 def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
     may_recompute = _problem("1f1b", shared=False).model_copy(update={"recompute": True})
-    made = plan(may_recompute, "even")
-    play = _simulation(made)
-    changed = _simulation(with_stage(made, 0, recompute=True))
+    planned = plan(may_recompute, "even")
+    play = _simulation(planned)
+    changed = _simulation(with_stage(planned, 0, recompute=True))
     assert changed.stages[0].backward_s == pytest.approx(play.stages[0].backward_s + play.stages[0].forward_s)
     assert changed.stages[1:] == play.stages[1:]
 
@@ -68,8 +68,8 @@ def test_overhead_is_told_apart_from_layers() -> None:
     given = _problem("1f1b", shared=False)
     more = {"handling_s": 0.001, "neighbour_s": 0.003, "action_s": 0.002}
     devices = [d.model_copy(update=more) for d in given.devices]
-    made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
-    play, plain = _simulation(made), _simulation(plan(given, "even"))
+    planned = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
+    play, plain = _simulation(planned), _simulation(plan(given, "even"))
     assert play.stages[0].forward_s == pytest.approx(plain.stages[0].forward_s + 0.003)
     for stage, times in enumerate(plain.stages):  # a forward is as long as is measured of one
         alone = play.layer_times(stage)

@@ -32,9 +32,9 @@ def grown(p: Problem, device: str, more_bytes: float) -> Problem:
     return p.model_copy(update={"devices": devices})
 
 
-def said(text: str) -> tuple[float, str] | None:
-    found = re.search(r"([\d.]+) ([KMGT]?i?B) more on (\S+) would be enough", text)
-    return None if found is None else (float(found[1]) * UNITS[found[2]], found[3])
+def enough(text: str) -> tuple[float, str] | None:
+    match = re.search(r"([\d.]+) ([KMGT]?i?B) more on (\S+) would be enough", text)
+    return None if match is None else (float(match[1]) * UNITS[match[2]], match[3])
 
 
 @pytest.mark.parametrize("strategy", ["optimal", "heuristic"])
@@ -95,10 +95,10 @@ def test_what_is_enough_is_enough_and_the_least():
             plan(p)
             continue
         except InfeasibleError as exc:
-            found = said(str(exc))
-        if found is None:
+            needed = enough(str(exc))
+        if needed is None:
             continue
-        more, device = found
+        more, device = needed
         assert plan(grown(p, device, more)).stages
         with pytest.raises(InfeasibleError):
             plan(grown(p, device, 0.98 * more - 1))  # whole bytes are named, to three digits
@@ -139,7 +139,7 @@ def test_many_equal_devices():
     """Twelve that each hold one and a half layers, for thirteen layers."""
     p = problem(flops=[1.0] * 13, speeds=[1.0] * 12, memory=[1.5] * 12, schedule="sequential")
     text = reason(p)
-    more, device = said(text)
+    more, device = enough(text)
     assert 0.5 <= more <= 1.0
     assert plan(grown(p, device, more)).stages
 
@@ -153,7 +153,7 @@ def test_many_different_devices_get_an_amount_that_was_tried():
     with pytest.raises(InfeasibleError) as raised:
         raise_infeasible(CostModel(p), proved=True)
     assert "would be enough (less may do)" in str(raised.value)
-    more, device = said(str(raised.value))
+    more, device = enough(str(raised.value))
     assert more < 0.2 * 2**20
     assert plan(grown(p, device, more), "heuristic").stages
 

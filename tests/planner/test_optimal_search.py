@@ -23,11 +23,11 @@ def test_equals_brute_force(seed):
         with pytest.raises(InfeasibleError):
             plan(p)
         return
-    found = plan(p)
-    assert found.certificate.status == "optimal"
-    assert found.certificate.value_s == pytest.approx(best, rel=1e-9)
-    assert found.certificate.gap == 0.0
-    verdict = verify(p, found)
+    planned = plan(p)
+    assert planned.certificate.status == "optimal"
+    assert planned.certificate.value_s == pytest.approx(best, rel=1e-9)
+    assert planned.certificate.gap == 0.0
+    verdict = verify(p, planned)
     assert verdict.ok, verdict
     assert verdict.checks[-1].checked
 
@@ -82,30 +82,30 @@ def test_cp_sat_agrees_with_subsets(seed):
 def test_many_equal_devices_are_proved_by_counts():
     r = random.Random(3)
     p = problem(flops=[1.0, 2.0] * 30, speeds=[r.choice([1, 2, 4]) for _ in range(24)])
-    found = plan(p, time_limit_s=120)
-    assert found.certificate.status == "optimal"
-    assert len({s.replicas[0].device for s in found.stages}) == len(found.stages)
-    assert verify(p, found).ok
+    planned = plan(p, time_limit_s=120)
+    assert planned.certificate.status == "optimal"
+    assert len({s.replicas[0].device for s in planned.stages}) == len(planned.stages)
+    assert verify(p, planned).ok
 
 
 def test_many_different_devices_go_to_cp_sat():
     r = random.Random(4)
     flops = [r.uniform(1, 9) for _ in range(30)]
     p = problem(flops=flops, speeds=[r.uniform(1, 4) for _ in range(24)])
-    found = plan(p, time_limit_s=10)
-    assert "CP-SAT" in found.certificate.method
-    assert found.certificate.status in ("optimal", "bounded")
-    assert found.certificate.gap <= 0.01
-    assert verify(p, found).ok
+    planned = plan(p, time_limit_s=10)
+    assert "CP-SAT" in planned.certificate.method
+    assert planned.certificate.status in ("optimal", "bounded")
+    assert planned.certificate.gap <= 0.01
+    assert verify(p, planned).ok
 
 
 def test_out_of_time_says_so():
     r = random.Random(1)
     p = problem(flops=[r.uniform(1, 9) for _ in range(40)], speeds=[r.uniform(1, 4) for _ in range(20)])
-    found = plan(p, time_limit_s=0.0)
-    assert found.certificate.status == "bounded"
-    assert 0 < found.certificate.lower_bound_s <= found.certificate.value_s
-    assert verify(p, found).ok
+    planned = plan(p, time_limit_s=0.0)
+    assert planned.certificate.status == "bounded"
+    assert 0 < planned.certificate.lower_bound_s <= planned.certificate.value_s
+    assert verify(p, planned).ok
 
 
 def test_stopped_search_gives_a_valid_bound():
@@ -118,9 +118,9 @@ def test_stopped_search_gives_a_valid_bound():
 
 def test_a_slow_device_is_left_out_with_the_reason():
     p = problem(flops=[1.0] * 8, speeds=[4, 4, 0.1], objective="iteration", microbatches=8)
-    found = plan(p)
-    assert [u.device for u in found.unused] == ["n2/cpu:0"]
-    assert "the best way found to add it is 789% slower" in found.unused[0].reason
+    planned = plan(p)
+    assert [u.device for u in planned.unused] == ["n2/cpu:0"]
+    assert "the best way found to add it is 789% slower" in planned.unused[0].reason
 
 
 def test_a_slow_link_is_avoided():
@@ -131,8 +131,8 @@ def test_a_slow_link_is_avoided():
     )  # fmt: skip
     base = problem(flops=[3.0] * 6, speeds=[1, 1, 1], objective="iteration", microbatches=8)
     layers = tuple(x.model_copy(update={"output_bytes": 1.0}) for x in base.layers)
-    found = plan(base.model_copy(update={"layers": layers, "links": slow}))
-    assert found.unused[0].device == ids[2]
+    planned = plan(base.model_copy(update={"layers": layers, "links": slow}))
+    assert planned.unused[0].device == ids[2]
 
 
 def test_pins_are_kept():
@@ -170,8 +170,8 @@ def test_undecided_is_not_infeasible():
 
 
 def test_one_device_and_more_devices_than_layers():
-    one = plan(problem(flops=[1, 2, 3], speeds=[2]))
-    assert one.certificate.value_s == pytest.approx(3.0)
+    alone = plan(problem(flops=[1, 2, 3], speeds=[2]))
+    assert alone.certificate.value_s == pytest.approx(3.0)
     many = plan(problem(flops=[1, 1], speeds=[1, 1, 1, 1, 1]))
     assert many.certificate.value_s == pytest.approx(1.0)
     assert len(many.unused) == 3

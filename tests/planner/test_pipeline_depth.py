@@ -13,11 +13,11 @@ from skyctl.planner.pipeline_depth import _with_slower_links, add_slack, choose_
 def test_no_step_is_longer_and_everything_fits(seed):
     given = random_problem(seed, objective="iteration", schedule="eager-1f1b", linked=1.0)
     try:
-        made = plan(given, "heuristic")
+        planned = plan(given, "heuristic")
     except InfeasibleError:
         return
     model = CostModel(given)
-    placement = [StageAssignment(model.index(s.replicas[0].device), s.start, s.stop) for s in made.stages]
+    placement = [StageAssignment(model.index(s.replicas[0].device), s.start, s.stop) for s in planned.stages]
     value, execution = refine_execution(model, placement, *choose_execution(model, placement))
     after, deeper = add_slack(model, placement, value, execution)
     assert after <= value * (1 + 1e-9)

@@ -59,23 +59,26 @@ def problem(
     )
 
 
-def relative(made: Plan) -> tuple[float, float]:
+def relative(planned: Plan) -> tuple[float, float]:
     """How far the interval reaches down and up, as parts of the prediction."""
-    found = made.predicted.interval
-    assert found is not None
-    return found.low_s / made.predicted.iteration_s - 1, found.high_s / made.predicted.iteration_s - 1
+    interval = planned.predicted.interval
+    assert interval is not None
+    return (
+        interval.low_s / planned.predicted.iteration_s - 1,
+        interval.high_s / planned.predicted.iteration_s - 1,
+    )
 
 
 def test_no_interval_of_figures_that_nobody_knows_how_sure_they_are() -> None:
-    made = plan(problem((1.0, 2.0), None))
-    assert with_interval(made) is made
-    assert ratio_interval(made, made) is None
+    planned = plan(problem((1.0, 2.0), None))
+    assert with_interval(planned) is planned
+    assert ratio_interval(planned, planned) is None
 
 
 def test_one_device_has_the_interval_of_its_own_uncertainty() -> None:
-    made = with_interval(plan(problem((1.0,), 0.06)))
+    planned = with_interval(plan(problem((1.0,), 0.06)))
     spread = math.hypot(0.06, COMMON_UNCERTAINTY)
-    low, high = relative(made)
+    low, high = relative(planned)
     assert low == pytest.approx(math.exp(-P90 * spread) - 1, abs=0.01)
     assert high == pytest.approx(math.exp(P90 * spread) - 1, abs=0.01)
 
@@ -83,9 +86,9 @@ def test_one_device_has_the_interval_of_its_own_uncertainty() -> None:
 def test_more_uncertain_is_wider_and_the_same_plan_has_the_same_interval() -> None:
     widths = []
     for uncertainty in (0.02, 0.05, 0.1):
-        made = with_interval(plan(problem((1.0, 2.0), uncertainty)))
-        assert made == with_interval(made)
-        low, high = relative(made)
+        planned = with_interval(plan(problem((1.0, 2.0), uncertainty)))
+        assert planned == with_interval(planned)
+        low, high = relative(planned)
         assert low <= 0 <= high
         widths.append(high - low)
     assert widths == sorted(widths)
@@ -100,17 +103,17 @@ def test_what_two_plans_have_in_common_is_no_difference() -> None:
     asked = problem((1.0, 3.0), 0.1)
     best, even = plan(asked), plan(asked, "even")
     assert ratio_interval(best, best) == (1.0, 1.0)
-    found = ratio_interval(even, best)
-    assert found is not None
-    low, high = found
+    interval = ratio_interval(even, best)
+    assert interval is not None
+    low, high = interval
     ratio = even.predicted.iteration_s / best.predicted.iteration_s
     assert 1 < low <= ratio <= high
 
 
 def test_long_steps_have_the_intervals_of_short_ones_in_no_time() -> None:
     short = relative(with_interval(plan(problem((1.0, 2.0), 0.05, microbatches=200))))
-    made = plan(problem((1.0, 2.0), 0.05, microbatches=50_000))
+    planned = plan(problem((1.0, 2.0), 0.05, microbatches=50_000))
     began = time.process_time()  # of this process, whatever else the machine does
-    long = relative(with_interval(made))
+    long = relative(with_interval(planned))
     assert time.process_time() - began < 5
     assert long == pytest.approx(short, abs=0.01)

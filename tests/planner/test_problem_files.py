@@ -15,7 +15,7 @@ IDS = ["n0/cpu:0", "n1/cpu:0"]
 
 def document(**changes):
     """Four layers on two devices with a link, some of it changed."""
-    made = {
+    fields = {
         "kind": "skyctl/problem",
         "version": 1,
         "layers": [
@@ -29,7 +29,7 @@ def document(**changes):
         ],
         "microbatches": 4,
     }
-    return made | changes
+    return fields | changes
 
 
 def layers(**changes):
@@ -45,8 +45,8 @@ def links(**changes):
 
 
 def times(forward=0.0, length=4):
-    one = {"forward_s": [forward] * length, "backward_s": [0.0] * 4, "optimizer_s": [0.0] * 4}
-    return dict.fromkeys(IDS, one)
+    figures = {"forward_s": [forward] * length, "backward_s": [0.0] * 4, "optimizer_s": [0.0] * 4}
+    return dict.fromkeys(IDS, figures)
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ ROUNDING = 1 + 1e-9
 def value(problem, strategy="optimal"):
     """The strategy's objective; infinite where nothing fits. What is called optimal must be proved."""
     try:
-        found = plan(problem, strategy)
+        planned = plan(problem, strategy)
     except InfeasibleError:
         return math.inf
-    assert strategy != "optimal" or found.certificate.status == "optimal"
-    return found.certificate.value_s
+    assert strategy != "optimal" or planned.certificate.status == "optimal"
+    return planned.certificate.value_s
 
 
 @settings(max_examples=40)
@@ -97,10 +97,10 @@ def test_scaling_all_seconds_scales_the_value(seed, x):
     p = random_problem(seed)
     fields = ("forward_s", "backward_s", "optimizer_s")
     times = {
-        name: known.model_copy(
-            update={field: tuple(v * x for v in getattr(known, field)) for field in fields}
+        name: layer_times.model_copy(
+            update={field: tuple(v * x for v in getattr(layer_times, field)) for field in fields}
         )
-        for name, known in p.times.items()
+        for name, layer_times in p.times.items()
     }
     slower = p.model_copy(
         update={

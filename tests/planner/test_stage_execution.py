@@ -42,7 +42,7 @@ def test_against_every_plan_and_every_way_to_run_it(kind, seed):
         given = given.model_copy(update={"microbatches": 2})
     best = best_s(given)
     try:
-        found = plan(given, time_limit_s=0.5)
+        planned = plan(given, time_limit_s=0.5)
     except InfeasibleError:
         assert best is None
         return
@@ -50,12 +50,12 @@ def test_against_every_plan_and_every_way_to_run_it(kind, seed):
         assert given.recompute  # no plan, and no proof that there is none: allowed there only
         return
     assert best is not None
-    bound = found.certificate.lower_bound_s
+    bound = planned.certificate.lower_bound_s
     assert bound is not None
     assert bound <= best * (1 + 1e-9)
     exact = given.schedule in ("1f1b", "gpipe") and given.objective == "iteration"
-    assert best * (1 - 1e-9) <= found.certificate.value_s <= best * (1 + (1e-9 if exact else CLOSE))
-    assert verify(given, found).ok
+    assert best * (1 - 1e-9) <= planned.certificate.value_s <= best * (1 + (1e-9 if exact else CLOSE))
+    assert verify(given, planned).ok
     quick = plan(given, "heuristic")
     assert quick.certificate.value_s >= best * (1 - 1e-9)
     assert verify(given, quick).ok
@@ -144,12 +144,12 @@ def tight(**more):
 
 def test_a_full_device_recomputes_where_that_is_faster():
     without, allowed = tight(), tight(recompute=True)
-    plain, found = plan(without), plan(allowed)
-    assert found.certificate.status == "optimal"
-    assert found.certificate.value_s < plain.certificate.value_s
-    assert any(stage.replicas[0].recompute for stage in found.stages)
-    assert verify(allowed, found).ok
-    assert "recomputed in the backward: stage" in describe_choices(found)[0]
+    plain, recomputing = plan(without), plan(allowed)
+    assert recomputing.certificate.status == "optimal"
+    assert recomputing.certificate.value_s < plain.certificate.value_s
+    assert any(stage.replicas[0].recompute for stage in recomputing.stages)
+    assert verify(allowed, recomputing).ok
+    assert "recomputed in the backward: stage" in describe_choices(recomputing)[0]
     assert any(advice.kind == "recompute" for advice in advise(plain))
 
 
@@ -171,9 +171,9 @@ def crowded(seed):
 @pytest.mark.parametrize("seed", [0, 6, 9, 11, 17, 19, 20])
 def test_what_is_proved_where_messages_queue_can_be_checked(seed):
     given = crowded(seed)
-    found = plan(given)
-    assert found.certificate.status == "optimal"
-    verdict = verify(given, found)
+    planned = plan(given)
+    assert planned.certificate.status == "optimal"
+    verdict = verify(given, planned)
     assert verdict.ok
     assert all(check.checked for check in verdict.checks)
 
@@ -202,10 +202,10 @@ def test_a_stage_that_need_not_recompute_may_shorten_a_step_where_messages_queue
 def test_nothing_is_recomputed_where_memory_does_not_bind():
     roomy = problem(flops=[3.0] * 6, memory=[400.0, 400.0], objective="iteration")
     allowed = roomy.model_copy(update={"recompute": True})
-    plain, found = plan(roomy), plan(allowed)
-    assert found.stages == plain.stages
-    assert found.certificate.lower_bound_s == plain.certificate.lower_bound_s
-    assert found.certificate.status == "optimal"
+    plain, recomputing = plan(roomy), plan(allowed)
+    assert recomputing.stages == plain.stages
+    assert recomputing.certificate.lower_bound_s == plain.certificate.lower_bound_s
+    assert recomputing.certificate.status == "optimal"
 
 
 def test_too_little_time_for_the_exact_search():
@@ -214,8 +214,8 @@ def test_too_little_time_for_the_exact_search():
     layers = tuple(x.model_copy(update={"activation_bytes": 5.0, "output_bytes": 1.0}) for x in base.layers)
     fixed = {"layers": layers, "recompute": True, "objective": "iteration", "schedule": "1f1b"}
     given = base.model_copy(update=fixed)
-    found = plan(given, time_limit_s=0.3)
-    assert verify(given, found).ok
+    planned = plan(given, time_limit_s=0.3)
+    assert verify(given, planned).ok
 
 
 @pytest.mark.parametrize("seed", [74, 135, 365])
@@ -229,22 +229,22 @@ def test_what_is_said_of_unused_devices_counts_recomputing(seed):
     sizes = {"activation_bytes": 6.0, "output_bytes": 0.5}
     layers = tuple(x.model_copy(update=sizes) for x in given.layers)
     given = given.model_copy(update={"layers": layers})
-    found = plan(given, "heuristic")
-    best = best_s(given) / found.certificate.value_s
+    planned = plan(given, "heuristic")
+    best = best_s(given) / planned.certificate.value_s
     assert best > 1 - CLOSE
-    for one in found.unused:
-        told = re.search(r"([0-9.]+)% faster", one.reason)
-        assert told is None or 1 - float(told[1]) / 100 >= best - 0.005, one.reason
+    for unused in planned.unused:
+        match = re.search(r"([0-9.]+)% faster", unused.reason)
+        assert match is None or 1 - float(match[1]) / 100 >= best - 0.005, unused.reason
 
 
 def test_verify_refuses_what_is_not_allowed():
     given = tight(recompute=True)
-    found = plan(given)
+    planned = plan(given)
     forbidden = given.model_copy(update={"recompute": False})
-    verdict = verify(forbidden, found.model_copy(update={"problem": forbidden}))
+    verdict = verify(forbidden, planned.model_copy(update={"problem": forbidden}))
     assert not verdict.ok
     assert not next(check for check in verdict.checks if check.name == "recompute").ok
-    wrong = verify(given, with_stage(found, 0, weights_behind=1))
+    wrong = verify(given, with_stage(planned, 0, weights_behind=1))
     assert not wrong.ok
 
 
@@ -252,11 +252,11 @@ def test_a_slow_link_is_named_as_the_reason_for_a_depth():
     given = chain(5, "eager-1f1b", 12)
     free = [d.model_copy(update={"memory_bytes": None}) for d in given.devices]
     slow = [k.model_copy(update={"bandwidth_bytes_per_s": 2.0}) for k in given.links]
-    found = plan(given.model_copy(update={"devices": tuple(free), "links": tuple(slow)}), time_limit_s=1)
-    said = describe_choices(found)
-    if len(found.stages) > 1:
-        assert said[0].startswith("eager 1F1B, in flight ")
-        assert "the link n" in said[0]
+    planned = plan(given.model_copy(update={"devices": tuple(free), "links": tuple(slow)}), time_limit_s=1)
+    reasons = describe_choices(planned)
+    if len(planned.stages) > 1:
+        assert reasons[0].startswith("eager 1F1B, in flight ")
+        assert "the link n" in reasons[0]
 
 
 def test_advised_memory_counts_deferred_weight_gradients():
@@ -268,24 +268,26 @@ def test_advised_memory_counts_deferred_weight_gradients():
         for d in given.devices
     ]
     given = given.model_copy(update={"layers": tuple(layers), "devices": tuple(devices)})
-    found = plan(given, "heuristic")
-    for advice in advise(found):
+    planned = plan(given, "heuristic")
+    for advice in advise(planned):
         if advice.kind == "memory":
-            told = re.match(r"(\d+) B more on (\S+) would save", advice.text)
-            assert told is not None
+            match = re.match(r"(\d+) B more on (\S+) would save", advice.text)
+            assert match is not None
             more = [
-                d.model_copy(update={"memory_bytes": d.memory_bytes + int(told[1])}) if d.id == told[2] else d
+                d.model_copy(update={"memory_bytes": d.memory_bytes + int(match[1])})
+                if d.id == match[2]
+                else d
                 for d in given.devices
             ]
             then = plan(given.model_copy(update={"devices": tuple(more)}), "heuristic")
-            limit = found.certificate.value_s * (1 - advice.saves) * 1.002
+            limit = planned.certificate.value_s * (1 - advice.saves) * 1.002
             assert then.certificate.value_s <= limit
 
 
 def test_fewer_bytes_on_slow_links_are_offered():
     given = chain(1, "1f1b", 8)
-    found = plan(given)
-    offers = [advice for advice in advise(found) if advice.kind == "link dtype"]
-    assert len(found.stages) == 1 or offers
+    planned = plan(given)
+    offers = [advice for advice in advise(planned) if advice.kind == "link dtype"]
+    assert len(planned.stages) == 1 or offers
     for advice in offers:
         assert advice.text.startswith(("--link-dtype bfloat16@slow", "--link-dtype int8@slow"))

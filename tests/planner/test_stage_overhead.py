@@ -32,10 +32,10 @@ def test_optimal_equals_brute_force(seed):
         with pytest.raises(InfeasibleError):
             plan(given)
         return
-    found = plan(given)
-    assert found.certificate.status == "optimal"
-    assert found.certificate.value_s == pytest.approx(best, rel=1e-9)
-    assert verify(given, found).ok
+    planned = plan(given)
+    assert planned.certificate.status == "optimal"
+    assert planned.certificate.value_s == pytest.approx(best, rel=1e-9)
+    assert verify(given, planned).ok
 
 
 @pytest.mark.slow
@@ -44,15 +44,15 @@ def test_optimal_equals_brute_force(seed):
 def test_what_is_claimed_holds_where_depths_are_chosen_too(seed, schedule):
     given = handled(seed, schedule)
     try:
-        found = plan(given)
+        planned = plan(given)
     except InfeasibleError:
         return
-    assert verify(given, found).ok
-    assert predict(given, found).iteration_s == pytest.approx(found.certificate.value_s)
+    assert verify(given, planned).ok
+    assert predict(given, planned).iteration_s == pytest.approx(planned.certificate.value_s)
     for strategy in ("heuristic", "even"):
         with contextlib.suppress(InfeasibleError):
             other = plan(given, strategy)
-            assert found.certificate.lower_bound_s <= other.certificate.value_s * (1 + 1e-9)
+            assert planned.certificate.lower_bound_s <= other.certificate.value_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("key", ["handling_s", "neighbour_s", "action_s", "step_s"])
@@ -67,11 +67,11 @@ def test_half_of_the_overhead_is_in_each_action():
     given = problem((3.0, 3.0), (1.0, 1.0), microbatches=1)
     devices = [{**dict(d), "handling_s": 0.5} for d in given.devices]
     given = given.model_validate({**dict(given), "devices": devices})
-    made = plan(given, assign=[(d.id, i, i + 1) for i, d in enumerate(given.devices)])
-    said = predict(given, made)
-    assert said.iteration_s == pytest.approx(7.0)
-    assert [x.compute_s for x in said.replicas] == pytest.approx([3.5, 3.5])
-    assert said.bottleneck_s == pytest.approx(3.0)
+    planned = plan(given, assign=[(d.id, i, i + 1) for i, d in enumerate(given.devices)])
+    predicted = predict(given, planned)
+    assert predicted.iteration_s == pytest.approx(7.0)
+    assert [x.compute_s for x in predicted.replicas] == pytest.approx([3.5, 3.5])
+    assert predicted.bottleneck_s == pytest.approx(3.0)
 
 
 def with_steps(given, *seconds):
@@ -85,11 +85,11 @@ def test_who_holds_all_layers_pays_once_a_step_whatever_its_share():
     times = {"forward_s": (1.0, 1.0), "backward_s": (2.0, 2.0), "optimizer_s": (0.0, 0.0)}
     given = given.model_validate({**dict(given), "times": {d.id: times for d in given.devices}})
     slower = with_steps(given, 0.5, 0.25)
-    said = [
-        predict(one, plan(one, assign=[(d.id, 2) for d in one.devices])).iteration_s
-        for one in (given, slower)
+    steps_s = [
+        predict(asked, plan(asked, assign=[(d.id, 2) for d in asked.devices])).iteration_s
+        for asked in (given, slower)
     ]
-    assert said[1] - said[0] == pytest.approx(0.5)
+    assert steps_s[1] - steps_s[0] == pytest.approx(0.5)
 
 
 def test_a_longer_pipeline_pays_at_both_ends():
@@ -113,8 +113,8 @@ def test_plans_side_by_side_pay_it_too_in_search_bound_and_check(seed):
         with pytest.raises(InfeasibleError):
             plan(given)
         return
-    found = plan(given)
-    assert found.problem == given
-    assert found.certificate.lower_bound_s <= best * (1 + 1e-9)
-    assert found.certificate.value_s >= best * (1 - 1e-9)
-    assert verify(given, found).ok
+    planned = plan(given)
+    assert planned.problem == given
+    assert planned.certificate.lower_bound_s <= best * (1 + 1e-9)
+    assert planned.certificate.value_s >= best * (1 - 1e-9)
+    assert verify(given, planned).ok

@@ -42,23 +42,23 @@ def test_holders_in_closed_form_take_what_is_played(seed: int, delay: int) -> No
 def test_releases_by_arrays_are_those_layer_by_layer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_hybrid_problem(seed)
     try:
-        made = plan(problem, "heuristic", 5.0)
+        planned = plan(problem, "heuristic", 5.0)
     except (InfeasibleError, UndecidedError):
         return
     monkeypatch.setattr(joint_sums, "MANY_RELEASES", 0)
-    assert predict(problem, made).iteration_s == pytest.approx(made.predicted.iteration_s, rel=1e-12)
+    assert predict(problem, planned).iteration_s == pytest.approx(planned.predicted.iteration_s, rel=1e-12)
 
 
 def test_a_plan_of_other_pipelines_than_the_problem_asks_for_is_refused() -> None:
     problem = data_problem((3.0, 2.0, 1.0), rate=40.0, microbatches=12)
-    made = plan(problem)
+    planned = plan(problem)
     with pytest.raises(InputError, match="3 pipelines; the problem asks for one"):
-        predict(problem.model_copy(update={"parallel": "pipeline"}), made)
-    unsummed = made.model_copy(update={"sync": None})
+        predict(problem.model_copy(update={"parallel": "pipeline"}), planned)
+    unsummed = planned.model_copy(update={"sync": None})
     with pytest.raises(InputError, match="sums nothing"):
         read_candidate(StepCosts(problem), unsummed)
     with pytest.raises(InputError, match="take 12 microbatches, the problem has 24"):
-        predict(problem.model_copy(update={"microbatches": 24}), made)
+        predict(problem.model_copy(update={"microbatches": 24}), planned)
 
 
 def test_every_conflict_says_what_to_do() -> None:

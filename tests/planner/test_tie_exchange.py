@@ -55,9 +55,9 @@ def test_layers_of_one_stage_exchange_nothing() -> None:
 
 def test_holders_share_the_first_ones_line() -> None:
     line = SharedResource(name="line", bandwidth_bytes_per_s=1e7, links=(("a", "b"), ("a", "c"), ("b", "c")))
-    made = plan(problem(Tie(layers=(0, 3, 5), bytes=MEGABYTE), shared=(line,)), "even")
-    assert made.predicted.sync_s == pytest.approx(0.2 + 0.02)
-    assert verify(made.problem, made).ok
+    planned = plan(problem(Tie(layers=(0, 3, 5), bytes=MEGABYTE), shared=(line,)), "even")
+    assert planned.predicted.sync_s == pytest.approx(0.2 + 0.02)
+    assert verify(planned.problem, planned).ok
 
 
 @pytest.mark.parametrize("layers", [(0, 6), (3, 1), (2, 2)])

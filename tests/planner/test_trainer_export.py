@@ -108,15 +108,15 @@ def test_megatron_gives_each_stage_its_blocks(seed, fine):
     p = problem(names(8, fine), speeds=[1.0] * 4, seed=seed)
     size = 2 if fine else 1
     blocks = sorted(r.sample(range(9), 3))
-    made = export_plan(cut(p, *(1 + size * b for b in blocks)), "megatron")
+    exported = export_plan(cut(p, *(1 + size * b for b in blocks)), "megatron")
     edges = [0, *blocks, 8]
     expected = [["t"] * (b - a) for a, b in pairwise(edges)]
     expected[0].insert(0, "E")
     expected[-1].append("L")
-    assert layout_stages(made.value) == expected
-    assert made.text == made.value
-    assert made.devices == tuple(d.id for d in p.devices)
-    assert "--num-layers 8 --pipeline-model-parallel-size 4" in made.notes[0]
+    assert layout_stages(exported.value) == expected
+    assert exported.text == exported.value
+    assert exported.devices == tuple(d.id for d in p.devices)
+    assert "--num-layers 8 --pipeline-model-parallel-size 4" in exported.notes[0]
 
 
 def kept(fqns, children):
@@ -134,16 +134,17 @@ def test_torchtitan_keeps_every_module_once_and_in_order(seed):
     r = random.Random(seed)
     p = problem(names(6), speeds=[1.0] * 3, seed=seed)
     blocks = sorted(r.sample(range(7), 2))
-    made = export_plan(cut(p, *(1 + 2 * b for b in blocks)), "torchtitan")
+    exported = export_plan(cut(p, *(1 + 2 * b for b in blocks)), "torchtitan")
     children = {"tok_embeddings": 1, "layers": 6, "norm": 1, "output": 1}
     whole = ["tok_embeddings", *(f"layers.{i}" for i in range(6)), "norm", "output"]
-    assert [name for stage in made.value for name in kept(stage, children)] == whole
-    assert [sum(name.startswith("layers.") for name in stage) for stage in made.value] == [
+    assert [name for stage in exported.value for name in kept(stage, children)] == whole
+    assert [sum(name.startswith("layers.") for name in stage) for stage in exported.value] == [
         b - a for a, b in zip([0, *blocks], [*blocks, 6], strict=True)
     ]
-    assert json.loads(made.text) == made.value
+    assert json.loads(exported.text) == exported.value
     assert (
-        tomllib.loads(f"module_fqns_per_model_part = {made.text}")["module_fqns_per_model_part"] == made.value
+        tomllib.loads(f"module_fqns_per_model_part = {exported.text}")["module_fqns_per_model_part"]
+        == exported.value
     )
 
 
@@ -187,19 +188,19 @@ def test_names_that_do_not_say_it(layer_names, words):
 
 def test_unknown_trainer_and_what_else_to_set():
     p = problem(names(3), speeds=[1.0], schedule="gpipe")
-    found = cut(p)
+    planned = cut(p)
     with pytest.raises(InputError, match="'nemo' is not one of torchtitan, megatron"):
-        export_plan(found, "nemo")
-    assert 'pipeline_parallel_schedule = "GPipe"' in " ".join(export_plan(found, "torchtitan").notes)
-    assert any("runs 1F1B" in note for note in export_plan(found, "megatron").notes)
+        export_plan(planned, "nemo")
+    assert 'pipeline_parallel_schedule = "GPipe"' in " ".join(export_plan(planned, "torchtitan").notes)
+    assert any("runs 1F1B" in note for note in export_plan(planned, "megatron").notes)
     assert any(
-        "micro-batch-size is --global-batch-size / 4" in n for n in export_plan(found, "megatron").notes
+        "micro-batch-size is --global-batch-size / 4" in n for n in export_plan(planned, "megatron").notes
     )
     work = WorkloadRef(source="gpt", digest="x", batch_size=32, dtype="float32", seed=0)
-    notes = export_plan(found.model_copy(update={"workload": work}), "megatron").notes
+    notes = export_plan(planned.model_copy(update={"workload": work}), "megatron").notes
     assert any("--global-batch-size 32, --micro-batch-size 8" in note for note in notes)
     work = work.model_copy(update={"batch_size": 30})
-    notes = export_plan(found.model_copy(update={"workload": work}), "megatron").notes
+    notes = export_plan(planned.model_copy(update={"workload": work}), "megatron").notes
     assert any("30 samples do not divide by 4" in note for note in notes)
 
 
@@ -214,7 +215,7 @@ def test_whole_blocks_are_the_best_such_plan(seed, objective):
         forward_s=tuple(0.1 * i for i in range(8)), backward_s=(0.5,) * 8, optimizer_s=(0.1,) * 8
     )
     p = p.model_copy(update={"times": {"n0/cpu:0": times}})
-    found = plan_whole_blocks(p, plan)
+    planned = plan_whole_blocks(p, plan)
     best = []
     for order in ([0], [1], [0, 1], [1, 0]):
         for at in (1, 3, 5, 7):
@@ -224,13 +225,13 @@ def test_whole_blocks_are_the_best_such_plan(seed, objective):
                 best.append(assigned(p, ranges).certificate.value_s)
             except InfeasibleError:
                 continue
-    assert found.certificate.value_s == pytest.approx(min(best), rel=1e-12)
-    assert found.certificate.status == "feasible"
-    assert "whole blocks only; among such plans optimal" in found.certificate.method
-    assert found.problem == p
-    assert verify(p, found).ok
-    export_plan(found, "megatron")
-    export_plan(found, "torchtitan")
+    assert planned.certificate.value_s == pytest.approx(min(best), rel=1e-12)
+    assert planned.certificate.status == "feasible"
+    assert "whole blocks only; among such plans optimal" in planned.certificate.method
+    assert planned.problem == p
+    assert verify(p, planned).ok
+    export_plan(planned, "megatron")
+    export_plan(planned, "torchtitan")
 
 
 def test_a_part_takes_the_seconds_of_its_layers_under_zero_bubble():
@@ -244,15 +245,15 @@ def test_a_part_takes_the_seconds_of_its_layers_under_zero_bubble():
         split_s=tuple(0.8 + 0.1 * i for i in range(8)),
     )
     p = p.model_copy(update={"times": {"n0/cpu:0": times, "n1/cpu:0": times}})
-    made = []
+    plans = []
 
     def planned(coarse):
-        made.append(plan(coarse))
-        return made[0]
+        plans.append(plan(coarse))
+        return plans[0]
 
-    found = plan_whole_blocks(p, planned)
-    assert made[0].predicted.iteration_s == pytest.approx(found.predicted.iteration_s, rel=1e-12)
-    assert verify(p, found).ok
+    the_plan = plan_whole_blocks(p, planned)
+    assert plans[0].predicted.iteration_s == pytest.approx(the_plan.predicted.iteration_s, rel=1e-12)
+    assert verify(p, the_plan).ok
 
 
 @pytest.mark.parametrize(("layers", "among"), [((6, 7), (3, 4)), ((1, 2), None), ((0, 2, 7), (0, 1, 4))])
@@ -265,7 +266,7 @@ def test_layers_that_share_parameters_are_known_as_parts(layers, among):
         asked.append(coarse)
         return plan(coarse)
 
-    found = plan_whole_blocks(p, planned)
+    the_plan = plan_whole_blocks(p, planned)
     assert [tie.layers for tie in asked[0].ties] == ([] if among is None else [among])
-    assert found.problem == p
-    assert verify(p, found).ok
+    assert the_plan.problem == p
+    assert verify(p, the_plan).ok

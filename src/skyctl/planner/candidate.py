@@ -74,12 +74,12 @@ class Candidate(NamedTuple):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """By pipeline, its stages."""
-        return tuple(one.placement for one in self.pipelines)
+        return tuple(pipeline.placement for pipeline in self.pipelines)
 
     @property
     def shares(self) -> tuple[int, ...]:
         """By pipeline, its microbatches of a step."""
-        return tuple(one.microbatches for one in self.pipelines)
+        return tuple(pipeline.microbatches for pipeline in self.pipelines)
 
 
 class TimeScale(NamedTuple):

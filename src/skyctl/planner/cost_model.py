@@ -60,10 +60,10 @@ class PrefixSums:
         self._lists: list[list[float] | None] = [None] * devices
 
     def __getitem__(self, device: int) -> list[float]:
-        known = self._lists[device]
-        if known is None:
-            known = self._lists[device] = self.array(device).tolist()
-        return known
+        values = self._lists[device]
+        if values is None:
+            values = self._lists[device] = self.array(device).tolist()
+        return values
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -175,11 +175,13 @@ class CostModel:
 
         def column(field: str, share: Callable[[Array], Array]) -> Callable[[int], Array]:
             def of(d: int) -> Array:
-                known = times[d]
-                if known is not None and field == "backward_s" and self.defers_weights:
-                    return np.array(known.backward_s if known.split_s is None else known.split_s)
-                if known is not None:
-                    return np.array(getattr(known, field))
+                layer_times = times[d]
+                if layer_times is not None and field == "backward_s" and self.defers_weights:
+                    return np.array(
+                        layer_times.backward_s if layer_times.split_s is None else layer_times.split_s
+                    )
+                if layer_times is not None:
+                    return np.array(getattr(layer_times, field))
                 return share(flops / self.problem.devices[d].flops_per_s)
 
             return of
@@ -194,18 +196,18 @@ class CostModel:
         self.weight_s = PrefixSums(self.devices, self.layers, self._weight_of(times))
         classes: dict[object, int] = {}
         self.timing_class = [
-            classes.setdefault(device.flops_per_s if known is None else known, len(classes))
-            for device, known in zip(self.problem.devices, times, strict=True)
+            classes.setdefault(device.flops_per_s if layer_times is None else layer_times, len(classes))
+            for device, layer_times in zip(self.problem.devices, times, strict=True)
         ]
 
     def _weight_of(self, times: Sequence[LayerTimes | None]) -> Callable[[int], Array]:
         """Seconds of weight gradients that can be deferred: only under zero-bubble, and only where known."""
 
         def of(d: int) -> Array:
-            known = times[d]
-            if not self.defers_weights or known is None or known.weight_s is None:
+            layer_times = times[d]
+            if not self.defers_weights or layer_times is None or layer_times.weight_s is None:
                 return np.zeros(self.layers)
-            return np.array(known.weight_s)
+            return np.array(layer_times.weight_s)
 
         return of
 

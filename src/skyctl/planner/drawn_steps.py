@@ -57,18 +57,18 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
     """
     costs = StepCosts(plan.problem)
     candidate = read_candidate(costs, plan)
-    whole = [costs.simulated(one) for one in candidate.pipelines]
+    whole = [costs.simulated(pipeline) for pipeline in candidate.pipelines]
     plays = [_shortened(whole[0])] if len(whole) == 1 and not plan.problem.rhythm.is_rounds else whole
     expected_s = play(costs, candidate, plays).iteration_s
     drawn = _Draws(plan, costs.ids, factors)
     columns = [
-        drawn.of_pipeline(one, pipeline.placement, draws)
-        for one, pipeline in zip(plays, candidate.pipelines, strict=True)
+        drawn.of_pipeline(simulated, pipeline.placement, draws)
+        for simulated, pipeline in zip(plays, candidate.pipelines, strict=True)
     ]
     scales = drawn.of_sums(candidate, draws)
     return [
-        play(costs, candidate, made, scale).iteration_s / expected_s
-        for made, scale in zip(zip(*columns, strict=True), scales, strict=True)
+        play(costs, candidate, drawn_play, scale).iteration_s / expected_s
+        for drawn_play, scale in zip(zip(*columns, strict=True), scales, strict=True)
     ]
 
 
@@ -86,13 +86,13 @@ def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float
         InputError: see ``api.predict``.
     """
     step_s = plan.step_s
-    known = {stage.device: tuple(factors.get(stage.device, ())) for stage in plan.placed_stages}
-    if plan.predicted.stale is not None or step_s <= 0 or not any(known.values()):
+    by_device = {stage.device: tuple(factors.get(stage.device, ())) for stage in plan.placed_stages}
+    if plan.predicted.stale is not None or step_s <= 0 or not any(by_device.values()):
         return step_s
     draws = CLOCKS if plan.problem.parallel == "data" else DRAWN_PIPELINES
 
     def drawn(device: Device) -> Sequence[float]:
-        own = known.get(device.id, ())
+        own = by_device.get(device.id, ())
         return drawn_factors(device.model_copy(update={"step_factors": own}), draws)
 
     even = (1.0,) * draws

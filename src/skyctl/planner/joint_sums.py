@@ -47,11 +47,13 @@ def busiest_loads(groups: Sequence[SumGroup], loads: Sequence[Loads]) -> list[Lo
 
     Of resources that no other group uses, that is the busiest: all serve the same layers in the same order.
     """
-    users = Counter(name for one in loads for name, _ in one) if len(groups) > 1 else Counter()
+    users = (
+        Counter(name for group_loads in loads for name, _ in group_loads) if len(groups) > 1 else Counter()
+    )
     out: list[Loads] = []
-    for one in loads:
-        own = [load for load in one if users[load[0]] <= 1]
-        common = [load for load in one if users[load[0]] > 1]
+    for group_loads in loads:
+        own = [load for load in group_loads if users[load[0]] <= 1]
+        common = [load for load in group_loads if users[load[0]] > 1]
         out.append([*common, max(own, key=lambda load: load[1])] if own else common)
     return out
 
@@ -69,12 +71,12 @@ def released_s(
     """
     layers = placements[0][-1].stop
     if layers * len(placements) > MANY_RELEASES:
-        found = np.zeros(layers)
+        latest = np.zeros(layers)
         for placement, ends, sums in zip(placements, ends_s, backward_s, strict=True):
             for (_, start, stop), end, before in zip(placement, ends, sums, strict=True):
                 there = end + before[start] - np.asarray(before[start:stop])
-                np.maximum(found[start:stop], there, out=found[start:stop])
-        return [float(at) for at in found]
+                np.maximum(latest[start:stop], there, out=latest[start:stop])
+        return [float(at) for at in latest]
     out = [0.0] * layers
     for placement, ends, sums in zip(placements, ends_s, backward_s, strict=True):
         for (_, start, stop), end, before in zip(placement, ends, sums, strict=True):
@@ -122,7 +124,9 @@ def longest_sum_s(groups: Sequence[SumGroup], loads: Sequence[Loads], ends_s: Ma
     free: dict[Hashable, float] = {}
     used: dict[Hashable, float] = {}
     begun = [(max(ends_s[d] for d in group.holders), -group.start, group) for group in groups]
-    for (at, _, group), load in sorted(zip(begun, loads, strict=True), key=lambda one: one[0][:2]):
+    for (at, _, group), load in sorted(
+        zip(begun, loads, strict=True), key=lambda begun_load: begun_load[0][:2]
+    ):
         done = at
         for resource, byte_s in load:
             spent_s = group.size_bytes * byte_s

@@ -89,7 +89,7 @@ class LinkTables:
         """By link, where its pair is in a table laid out flat."""
         index, count = self._index, self.devices
         links = self._problem.links
-        return np.array([index[one.source] * count + index[one.target] for one in links], dtype=np.int64)
+        return np.array([index[link.source] * count + index[link.target] for link in links], dtype=np.int64)
 
     def _table(self, values: list[float], otherwise: float) -> Floats:
         out = np.full(self.devices**2, otherwise)
@@ -99,7 +99,7 @@ class LinkTables:
     @cached_property
     def latency_s(self) -> Floats:
         """Seconds from a message's last byte out to its last byte in."""
-        return self._table([one.latency_s for one in self._problem.links], 0.0)
+        return self._table([link.latency_s for link in self._problem.links], 0.0)
 
     @cached_property
     def byte_s(self) -> Floats:
@@ -108,12 +108,12 @@ class LinkTables:
 
     @cached_property
     def _bandwidth(self) -> Floats:
-        return self._table([one.bandwidth_bytes_per_s for one in self._problem.links], np.inf)
+        return self._table([link.bandwidth_bytes_per_s for link in self._problem.links], np.inf)
 
     @cached_property
     def _sent(self) -> Floats:
         """Of an activation's bytes, the part that is sent."""
-        return self._table([one.sent_share for one in self._problem.links], 1.0)
+        return self._table([link.sent_share for link in self._problem.links], 1.0)
 
     @cached_property
     def message_byte_s(self) -> Floats:
@@ -149,11 +149,11 @@ class LinkTables:
     def message_cost(self, source: int, target: int) -> LinkCost:
         """What activations from one device to another cost."""
         pair = source, target
-        known = self._known.get(pair)
-        if known is None:
-            known = self._known[pair] = LinkCost(
+        cost = self._known.get(pair)
+        if cost is None:
+            cost = self._known[pair] = LinkCost(
                 self.latency_s.item(pair),
                 self.message_byte_s.item(pair),
                 tuple(self.message_slots.of(source * self.devices + target)),
             )
-        return known
+        return cost

@@ -121,16 +121,16 @@ def with_full_recompute(problem: Problem) -> Problem:
     )
     times = {}
     for device in problem.devices:
-        known = problem.times.get(device.id)
-        if known is None:
+        layer_times = problem.times.get(device.id)
+        if layer_times is None:
             seconds = [layer.flops / device.flops_per_s for layer in problem.layers]
-            known = LayerTimes(
+            layer_times = LayerTimes(
                 forward_s=tuple(x / 3 for x in seconds),
                 backward_s=tuple(x - x / 3 for x in seconds),
                 optimizer_s=(0.0,) * len(seconds),
             )
-        both = zip(known.forward_s, known.backward_s, strict=True)
-        times[device.id] = known.model_copy(
+        both = zip(layer_times.forward_s, layer_times.backward_s, strict=True)
+        times[device.id] = layer_times.model_copy(
             update={"backward_s": tuple(f + b for f, b in both), "weight_s": None}
         )
     return problem.model_copy(update={"recompute": False, "layers": layers, "times": times})
@@ -149,14 +149,14 @@ def recompute_relaxation(problem: Problem) -> Problem:
     links = {(link.source, link.target): link for link in problem.links}
     for resource in problem.shared:
         for source, target in resource.links:
-            known = links.get((source, target))
+            link = links.get((source, target))
             rate = resource.bandwidth_bytes_per_s
-            if known is None:
+            if link is None:
                 links[source, target] = Link(
                     source=source, target=target, latency_s=0.0, bandwidth_bytes_per_s=rate
                 )
-            elif rate < known.bandwidth_bytes_per_s:
-                links[source, target] = known.model_copy(update={"bandwidth_bytes_per_s": rate})
+            elif rate < link.bandwidth_bytes_per_s:
+                links[source, target] = link.model_copy(update={"bandwidth_bytes_per_s": rate})
     changed = {"recompute": False, "layers": layers, "links": tuple(links.values()), "shared": ()}
     return problem.model_copy(update=changed)
 
@@ -183,7 +183,7 @@ def good_recompute_placement(model: CostModel, deadline: float) -> Placement:
     )
     if _fits_without_recompute(model, first):
         return first
-    ordinary = _ordinary_placements(model.problem, lambda one: heuristic_placement(one, deadline=deadline))
+    ordinary = _ordinary_placements(model.problem, lambda base: heuristic_placement(base, deadline=deadline))
     looked = count()
     return _descend(
         model,

@@ -86,7 +86,7 @@ def execution_choices(model: CostModel, placement: Placement, base: StageExecuti
     if not model.defers_weights:
         return out
     # ZB-H1: the later a stage, the earlier its last backward, and the more is left to do after it
-    later = [_deferred_further(model, placement, one, tuple(range(count))) for one in out]
+    later = [_deferred_further(model, placement, execution, tuple(range(count))) for execution in out]
     return list(dict.fromkeys([*out, *later]))
 
 
@@ -176,13 +176,13 @@ class _ExecutionSearch:
         self.value, self.execution = value, execution
         self.simulations = simulations
         self.least = least_execution(model, placement).in_flight
-        self.known: dict[StageExecution, float] = {execution: value}
+        self.values: dict[StageExecution, float] = {execution: value}
 
     def _value_s(self, execution: StageExecution) -> float:
-        if execution not in self.known:
+        if execution not in self.values:
             self.simulations -= 1
-            self.known[execution] = objective_s(self.model, self.placement, execution)
-        return self.known[execution]
+            self.values[execution] = objective_s(self.model, self.placement, execution)
+        return self.values[execution]
 
     def _allowed(self, execution: StageExecution) -> bool:
         return all(
@@ -201,7 +201,7 @@ class _ExecutionSearch:
             for other in self._near():
                 if self.simulations <= 0:
                     return
-                if other in self.known or not self._allowed(other):
+                if other in self.values or not self._allowed(other):
                     continue
                 value = self._value_s(other)
                 if value < self.value * (1 - LEAST_GAIN):
@@ -280,7 +280,7 @@ class _ExecutionSearch:
     def _take(self, execution: StageExecution, limit: float) -> bool:
         if execution == self.execution:
             return True
-        if not self._allowed(execution) or (self.simulations <= 0 and execution not in self.known):
+        if not self._allowed(execution) or (self.simulations <= 0 and execution not in self.values):
             return False
         value = self._value_s(execution)
         if value > limit:
@@ -352,7 +352,7 @@ def _with_slower_links(problem: Problem) -> Problem:
         for link in problem.links
     )
     shared = (
-        one.model_copy(update={"bandwidth_bytes_per_s": one.bandwidth_bytes_per_s / SLOWER_LINKS})
-        for one in problem.shared
+        resource.model_copy(update={"bandwidth_bytes_per_s": resource.bandwidth_bytes_per_s / SLOWER_LINKS})
+        for resource in problem.shared
     )
     return problem.model_copy(update={"links": tuple(links), "shared": tuple(shared)})

@@ -75,12 +75,12 @@ def assigned_pipeline(problem: Problem, assignment: Sequence[tuple[str, int, int
             )
     require_ties_at_home(problem)
     model = CostModel(problem)
-    known = ", ".join(model.ids)
+    ids = ", ".join(model.ids)
     stages: list[StageAssignment] = []
     at = 0
     for device, start, stop in assignment:
         if device not in model.ids:
-            raise InputError(f"the assignment names device {device!r}, the problem has: {known}")
+            raise InputError(f"the assignment names device {device!r}, the problem has: {ids}")
         if any(model.index(device) == stage.device for stage in stages):
             raise InputError(f"the assignment gives {device!r} more than one range; a device holds one stage")
         if stop <= start:

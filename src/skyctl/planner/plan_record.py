@@ -49,7 +49,7 @@ def make_plan(
         form="pipelines" if rounds or len(pipelines) > 1 else "grid",
         strategy=strategy,
         problem=costs.problem,
-        pipelines=tuple(_pipeline_record(costs, one, rounds=rounds) for one in pipelines),
+        pipelines=tuple(_pipeline_record(costs, pipeline, rounds=rounds) for pipeline in pipelines),
         unused=tuple(Unused(device=name, reason=why(d)) for d, name in enumerate(costs.ids) if d not in used),
         predicted=predict_step(costs, step),
         certificate=proof,
@@ -106,8 +106,8 @@ def read_candidate(costs: StepCosts, plan: Plan) -> Candidate:
             layers than its pipelines hold together.
     """
     _require_kind(costs.problem, plan)
-    pipelines = tuple(_read_pipeline(costs, one, n) for n, one in enumerate(plan.pipelines))
-    taken = sum(one.microbatches for one in pipelines)
+    pipelines = tuple(_read_pipeline(costs, pipeline, n) for n, pipeline in enumerate(plan.pipelines))
+    taken = sum(pipeline.microbatches for pipeline in pipelines)
     if not costs.problem.rhythm.is_rounds and taken != costs.microbatches:
         raise InputError(
             f"the plan's pipelines take {taken} microbatches, the problem has {costs.microbatches}"
@@ -116,8 +116,10 @@ def read_candidate(costs: StepCosts, plan: Plan) -> Candidate:
         return Candidate(pipelines)
     if plan.sync is None:
         raise InputError("the plan has several pipelines and sums nothing of what they share")
-    held = layer_groups([one.placement for one in pipelines])
-    if [(start, stop) for start, stop, _ in held] != [(one.start, one.stop) for one in plan.sync.groups]:
+    held = layer_groups([pipeline.placement for pipeline in pipelines])
+    if [(start, stop) for start, stop, _ in held] != [
+        (group.start, group.stop) for group in plan.sync.groups
+    ]:
         raise InputError("the plan's sync groups are not the ranges of layers that the same devices hold")
     index = {name: d for d, name in enumerate(costs.ids)}
     groups = (
@@ -170,11 +172,11 @@ def _read_pipeline(costs: StepCosts, pipeline: Pipeline, number: int) -> Planned
             "the plan's in-flight numbers grow along the pipeline; its stages would wait for ever"
         )
     return PlannedPipeline(
-        tuple(StageAssignment(costs.base.index(one.device), one.start, one.stop) for one in stages),
+        tuple(StageAssignment(costs.base.index(stage.device), stage.start, stage.stop) for stage in stages),
         StageExecution(
-            tuple(one.in_flight for one in stages),
-            tuple(one.weights_behind for one in stages),
-            tuple(one.recompute for one in stages),
+            tuple(stage.in_flight for stage in stages),
+            tuple(stage.weights_behind for stage in stages),
+            tuple(stage.recompute for stage in stages),
         ),
         pipeline.microbatches,
         pipeline.local_steps or (1 if costs.problem.rhythm.is_rounds else None),
@@ -198,4 +200,4 @@ def pipeline_simulations(plan: Plan) -> list[SimulationInput]:
         InputError: see ``api.predict``.
     """
     costs = StepCosts(plan.problem)
-    return [costs.simulated(one) for one in read_candidate(costs, plan).pipelines]
+    return [costs.simulated(pipeline) for pipeline in read_candidate(costs, plan).pipelines]

@@ -61,8 +61,8 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 def _drawn_ratios(plan: Plan) -> list[float] | None:
     """By draw, the plan's step ÷ the one without uncertainties; None where there are none."""
-    known = {device.id: device for device in plan.problem.devices}
-    devices = [known[stage.device] for stage in plan.placed_stages]
+    by_id = {device.id: device for device in plan.problem.devices}
+    devices = [by_id[stage.device] for stage in plan.placed_stages]
     if plan.predicted.stale is not None:  # of a play with draws of its own
         return None
     if plan.predicted.iteration_s <= 0 or all(device.time_uncertainty is None for device in devices):
@@ -85,8 +85,8 @@ def _time_factors() -> TimeFactors:
 
 
 def _link_factors(link: Link | None) -> tuple[float, ...]:
-    known = None if link is None else link.uncertainty
-    return _factors(f"{link.source} → {link.target}" if link is not None else "", known)
+    uncertainty = None if link is None else link.uncertainty
+    return _factors(f"{link.source} → {link.target}" if link is not None else "", uncertainty)
 
 
 @lru_cache(maxsize=4096)

@@ -47,12 +47,12 @@ def _owners_left(problem: Problem, kept: Sequence[int]) -> dict[str, Any]:
 
 def shared_among(resources: Sequence[SharedResource], ids: Collection[str]) -> list[SharedResource]:
     """Those that links among these devices share, with these links only."""
-    found = []
-    for one in resources:
-        pairs = tuple(pair for pair in one.links if pair[0] in ids and pair[1] in ids)
+    shared = []
+    for resource in resources:
+        pairs = tuple(pair for pair in resource.links if pair[0] in ids and pair[1] in ids)
         if pairs:
-            found.append(one.model_copy(update={"links": pairs}))
-    return found
+            shared.append(resource.model_copy(update={"links": pairs}))
+    return shared
 
 
 def with_layers_joined(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str]) -> Problem:
@@ -71,13 +71,13 @@ def with_layers_joined(problem: Problem, groups: Sequence[Sequence[int]], names:
 
     times = {
         device: LayerTimes(
-            forward_s=total(known.forward_s),
-            backward_s=total(known.backward_s),
-            optimizer_s=total(known.optimizer_s),
-            weight_s=None if known.weight_s is None else total(known.weight_s),
-            split_s=None if known.split_s is None else total(known.split_s),
+            forward_s=total(layer_times.forward_s),
+            backward_s=total(layer_times.backward_s),
+            optimizer_s=total(layer_times.optimizer_s),
+            weight_s=None if layer_times.weight_s is None else total(layer_times.weight_s),
+            split_s=None if layer_times.split_s is None else total(layer_times.split_s),
         )
-        for device, known in problem.times.items()
+        for device, layer_times in problem.times.items()
     }
     layers = tuple(
         _joined_layer([problem.layers[i] for i in group], name)

@@ -83,18 +83,18 @@ def next_step(costs: StepCosts, candidate: Candidate, played: Sequence[StepEnds]
         exchange_s = tie_exchange_s(costs.base, candidate.pipelines[0].placement)
         return Step(candidate, played[0].optimized_s + exchange_s, exchange_s, exchange_s)
     groups, placements = candidate.sums, candidate.placements
-    before = [_backward_s(costs, one, scale) for one in candidate.pipelines]
-    released = released_s(placements, [one.ends_s for one in played], before)
+    before = [_backward_s(costs, pipeline, scale) for pipeline in candidate.pipelines]
+    released = released_s(placements, [ends.ends_s for ends in played], before)
     late = [size for group in groups for size in costs.late_bytes(group.start, group.stop)]
     summed_s = last_sum_s(groups, [scaled_loads(costs, group, scale) for group in groups], late, released)
     busy_s = processor_s(costs, groups)
-    last_s = max(one.end_s for one in played)
-    for placement, one in zip(placements, played, strict=True):
-        for stage, end_s in zip(placement, one.ends_s, strict=True):
+    last_s = max(ends.end_s for ends in played)
+    for placement, ends in zip(placements, played, strict=True):
+        for stage, end_s in zip(placement, ends.ends_s, strict=True):
             summed_s = max(summed_s, end_s + scale.device(stage.device) * busy_s.get(stage.device, 0.0))
     waits = [group.fill_s + group.routed.use.latency_s for group in groups]
     after_s = max(last_s, summed_s) + max(waits)
-    slowest_s = max(max(one.optimizer_s) for one in played)
+    slowest_s = max(max(ends.optimizer_s) for ends in played)
     return Step(candidate, after_s + slowest_s, after_s - last_s)
 
 
@@ -105,8 +105,10 @@ def next_to_step(
     busy_s = processor_s(costs, candidate.sums)
     ends: dict[int, float] = {}
     ready_s = 0.0
-    for placement, one in zip(candidate.placements, played, strict=True):
-        for stage, end_s, optimizer_s in zip(placement, one.ends_s, one.optimizer_s, strict=True):
+    for placement, pipeline_ends in zip(candidate.placements, played, strict=True):
+        for stage, end_s, optimizer_s in zip(
+            placement, pipeline_ends.ends_s, pipeline_ends.optimizer_s, strict=True
+        ):
             d = stage.device
             if d in busy_s:
                 busy_s[d] *= scale.device(d)
@@ -124,22 +126,24 @@ def rounds(costs: StepCosts, candidate: Candidate, played: Sequence[StepEnds], s
     """
     rhythm = costs.problem.rhythm
     step_s = [
-        one.optimized_s + _local_s(costs, pipeline)
-        for one, pipeline in zip(played, candidate.pipelines, strict=True)
+        ends.optimized_s + _local_s(costs, pipeline)
+        for ends, pipeline in zip(played, candidate.pipelines, strict=True)
     ]
     sync_s = _average_s(costs, candidate, scale)
-    asked = [one.local_steps for one in candidate.pipelines]
+    asked = [pipeline.local_steps for pipeline in candidate.pipelines]
     steps = _local_steps(costs, step_s, sync_s) if None in asked else [count or 1 for count in asked]
     limit_s = rhythm.round_deadline_s
     work_s = []
     for count, each_s in zip(steps, step_s, strict=True):
-        made = count
+        steps_done = count
         if limit_s is not None and count * each_s > limit_s:  # a whole number of steps is just in time
-            made = max(1, math.ceil(limit_s / each_s * (1 - 1e-9)))
-        work_s.append(made * each_s)
+            steps_done = max(1, math.ceil(limit_s / each_s * (1 - 1e-9)))
+        work_s.append(steps_done * each_s)
     slowest_s = median_slowest_s(work_s, rhythm.clients_per_round)
     pipelines = zip(candidate.pipelines, steps, strict=True)
-    stepped = candidate._replace(pipelines=tuple(one._replace(local_steps=count) for one, count in pipelines))
+    stepped = candidate._replace(
+        pipelines=tuple(pipeline._replace(local_steps=count) for pipeline, count in pipelines)
+    )
     return Step(stepped, slowest_s + sync_s + _outer_s(costs, candidate, scale), sync_s)
 
 
@@ -153,10 +157,10 @@ def pushes(costs: StepCosts, candidate: Candidate, played: Sequence[StepEnds], _
     least = [worker.least_s for worker in workers]
     step_s = max(*least, simulate_stale(workers, staleness).clock_s(skipped))
     slowest = max(range(len(workers)), key=lambda number: least[number])
-    devices = [costs.problem.devices[one.placement[0].device] for one in candidate.pipelines]
+    devices = [costs.problem.devices[pipeline.placement[0].device] for pipeline in candidate.pipelines]
     added = {
-        one.placement[0].device: sum(worker.compute_s) / CLOCKS - ends.end_s - ends.optimizer_s[0]
-        for one, worker, ends in zip(candidate.pipelines, workers, played, strict=True)
+        pipeline.placement[0].device: sum(worker.compute_s) / CLOCKS - ends.end_s - ends.optimizer_s[0]
+        for pipeline, worker, ends in zip(candidate.pipelines, workers, played, strict=True)
     }
     stale = StalePrediction(
         synchronous_s=max(step_s, simulate_stale(workers, 0).clock_s(skipped)),

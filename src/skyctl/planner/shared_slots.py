@@ -46,8 +46,8 @@ class SharedSlots:
     def of(self, pair: int) -> list[tuple[int, float]]:
         """The resources that a pair occupies: (number, seconds a byte takes there)."""
         each = zip(self._numbers, self._byte_s, strict=True)
-        found = [(numbers.item(pair), byte_s.item(pair)) for numbers, byte_s in each]
-        return [one for one in found if one[0] < self.resources]
+        slots = [(numbers.item(pair), byte_s.item(pair)) for numbers, byte_s in each]
+        return [slot for slot in slots if slot[0] < self.resources]
 
     @property
     def slots(self) -> int:
@@ -81,13 +81,13 @@ class SharedSlots:
 
     def rates_of(self, pairs: Ints) -> dict[int, float]:
         """Of the resources that these pairs occupy, by number, the bytes a second."""
-        found: dict[int, float] = {}
+        rates: dict[int, float] = {}
         for numbers, byte_s in zip(self._numbers, self._byte_s, strict=True):
-            known, first = np.unique(numbers.take(pairs), return_index=True)
-            for number, at in zip(known.tolist(), first.tolist(), strict=True):
+            distinct, first = np.unique(numbers.take(pairs), return_index=True)
+            for number, at in zip(distinct.tolist(), first.tolist(), strict=True):
                 if number < self.resources:
-                    found[number] = 1 / float(byte_s.take(pairs[at]))
-        return found
+                    rates[number] = 1 / float(byte_s.take(pairs[at]))
+        return rates
 
     def occupies(self, pairs: Ints, number: int) -> npt.NDArray[np.bool_]:
         """By pair, whether it occupies a resource."""

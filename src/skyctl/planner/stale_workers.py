@@ -18,7 +18,7 @@ CLOCKS = 4_000
 def root_of(candidate: Candidate) -> int:
     """The place among the pipelines of the one whose device holds the weights."""
     children = candidate.sums[0].routed.use.children
-    devices = [one.placement[0].device for one in candidate.pipelines]
+    devices = [pipeline.placement[0].device for pipeline in candidate.pipelines]
     return max(range(len(devices)), key=lambda n: children.get(devices[n], 0))
 
 
@@ -31,26 +31,26 @@ def worker_times(costs: StepCosts, candidate: Candidate, apply_s: float) -> list
     root = candidate.pipelines[root_of(candidate)].placement[0].device
     size = costs.total_bytes
     passing_s = 2 * size * costs.problem.devices[root].message_byte_s
-    found = []
-    for one in candidate.pipelines:
-        d, times = one.placement[0].device, costs.simulated(one).stages[0]
-        clock_s = one.microbatches * (times.forward_s + times.backward_s)
+    workers = []
+    for pipeline in candidate.pipelines:
+        d, times = pipeline.placement[0].device, costs.simulated(pipeline).stages[0]
+        clock_s = pipeline.microbatches * (times.forward_s + times.backward_s)
         compute_s = [clock_s * x for x in drawn_factors(costs.problem.devices[d], CLOCKS)]
         if d == root:
-            found.append(WorkerTimes(compute_s, apply_s=apply_s))
+            workers.append(WorkerTimes(compute_s, apply_s=apply_s))
             continue
         push, pull = (_message(costs, pair, size) for pair in ((d, root), (root, d)))
-        found.append(WorkerTimes(compute_s, push, pull, apply_s + passing_s))
-    return found
+        workers.append(WorkerTimes(compute_s, push, pull, apply_s + passing_s))
+    return workers
 
 
 def drawn_factors(device: Device, count: int) -> Sequence[float]:
     """So many of a device's factors, drawn by its name; their mean is that of the factors themselves."""
-    known = device.step_factors
-    if not known:
+    factors = device.step_factors
+    if not factors:
         return [1.0] * count
-    drawn = random.Random(device.id).choices(known, k=count)  # noqa: S311 — draws, no secrets
-    correction = sum(known) / len(known) / (sum(drawn) / count)
+    drawn = random.Random(device.id).choices(factors, k=count)  # noqa: S311 — draws, no secrets
+    correction = sum(factors) / len(factors) / (sum(drawn) / count)
     return [factor * correction for factor in drawn]
 
 

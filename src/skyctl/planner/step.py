@@ -45,10 +45,11 @@ def play(
         scale: of the sums' times; those of the pipelines are in ``simulated``.
     """
     if simulated is None:
-        alone = [play_alone(costs, one) for one in candidate.pipelines]
+        alone = [play_alone(costs, pipeline) for pipeline in candidate.pipelines]
     else:
         alone = [
-            StepEnds(one.simulate().ended_s, [stage.optimizer_s for stage in one.stages]) for one in simulated
+            StepEnds(simulation.simulate().ended_s, [stage.optimizer_s for stage in simulation.stages])
+            for simulation in simulated
         ]
     return play_together(costs, candidate, alone, simulated, scale)
 
@@ -71,9 +72,11 @@ def play_together(
     Side by side, their messages wait for each other on shared resources; those of rounds do not.
     """
     if costs.problem.shared and len(alone) > 1 and not costs.problem.rhythm.is_rounds:
-        simulated = simulated or [costs.simulated(one) for one in candidate.pipelines]
-        ends = ends_together(simulated, [one.ends_s for one in alone])
-        alone = [one._replace(ends_s=found) for one, found in zip(alone, ends, strict=True)]
+        simulated = simulated or [costs.simulated(pipeline) for pipeline in candidate.pipelines]
+        ends = ends_together(simulated, [pipeline_ends.ends_s for pipeline_ends in alone])
+        alone = [
+            pipeline_ends._replace(ends_s=ends_s) for pipeline_ends, ends_s in zip(alone, ends, strict=True)
+        ]
     return rhythm_of(costs.problem, candidate)(costs, candidate, alone, scale)
 
 

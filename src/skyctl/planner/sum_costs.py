@@ -145,8 +145,8 @@ class SumCosts:
         """The devices that may help these holders: none in a ring and in a star, few with trees."""
         if not self._may_help:
             return ()
-        found = [d for d in self._helper_order if d not in holders]
-        return tuple(sorted(found if self.problem.sync == "server" else found[:MOST_HELPERS]))
+        helpers = [d for d in self._helper_order if d not in holders]
+        return tuple(sorted(helpers if self.problem.sync == "server" else helpers[:MOST_HELPERS]))
 
     def any_helpers(self) -> tuple[int, ...]:
         """The devices that may help some holders or other."""

@@ -70,13 +70,15 @@ def _compressed(layer: Layer, rank: int) -> SummedBytes:
 
 def with_added_work(problem: Problem) -> Problem:
     """The problem in which optimizers of known times also take what sums need beside adding and sending."""
-    sizes = [one.added for one in summed_bytes(problem)]
+    sizes = [layer_bytes.added for layer_bytes in summed_bytes(problem)]
     if not any(sizes):
         return problem
     times = dict(problem.times)
     for device in problem.devices:
         if device.id in times:
-            known = times[device.id]
-            longer = (o + device.reduce_byte_s * s for o, s in zip(known.optimizer_s, sizes, strict=True))
-            times[device.id] = known.model_copy(update={"optimizer_s": tuple(longer)})
+            layer_times = times[device.id]
+            longer = (
+                o + device.reduce_byte_s * s for o, s in zip(layer_times.optimizer_s, sizes, strict=True)
+            )
+            times[device.id] = layer_times.model_copy(update={"optimizer_s": tuple(longer)})
     return problem.model_copy(update={"times": times})

@@ -145,13 +145,13 @@ def _refuse_cuts(plan: Plan, parts: tuple[ModelPart, ...], trainer: str) -> None
 
 def _microbatches(plan: Plan, size: str, batch: str) -> str:
     m = plan.problem.microbatches
-    said = f"the plan is made for {m} microbatches a step: "
+    words = f"the plan is made for {m} microbatches a step: "
     if plan.workload is None:
-        return said + f"{size} is {batch} / {m}"
+        return words + f"{size} is {batch} / {m}"
     samples = plan.workload.batch_size
     if samples % m:
-        return said + f"equal ones are needed there, and {samples} samples do not divide by {m}"
-    return said + f"{batch} {samples}, {size} {samples // m}"
+        return words + f"equal ones are needed there, and {samples} samples do not divide by {m}"
+    return words + f"{batch} {samples}, {size} {samples // m}"
 
 
 def _other_schedule(plan: Plan, why: str) -> str:

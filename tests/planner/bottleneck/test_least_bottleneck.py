@@ -34,16 +34,16 @@ def periodic_problem(seed, schedules=("sequential", "gpipe", "1f1b")):
     r = random.Random(seed)
     n = r.randint(2, 5)
 
-    def one(i):
+    def made_up_layer(i):
         return layer(
             i, r.uniform(0.2, 2), r.uniform(1, 10), r.choice([0.0, r.uniform(0.1, 2)]), r.uniform(0.1, 2),
             r.choice([0.0, 0.0, r.uniform(0, 5)]),
         )  # fmt: skip
 
-    block = [one(i) for i in range(r.choice([1, 2, 3, 3, 4]))]
+    block = [made_up_layer(i) for i in range(r.choice([1, 2, 3, 3, 4]))]
     head, tail = (
-        [one(100 + i) for i in range(r.randint(0, 2))],
-        [one(200 + i) for i in range(r.randint(0, 3))],
+        [made_up_layer(100 + i) for i in range(r.randint(0, 2))],
+        [made_up_layer(200 + i) for i in range(r.randint(0, 3))],
     )
     layers = tuple(
         x.model_copy(update={"name": f"{i}"}) for i, x in enumerate([*head, *block * r.randint(5, 6), *tail])
@@ -63,10 +63,10 @@ def periodic_problem(seed, schedules=("sequential", "gpipe", "1f1b")):
     times = {}
     for d in devices:
         if r.random() < 0.3:
-            known = {x.flops: (r.uniform(0.3, 0.5), r.uniform(0.5, 1)) for x in layers}
+            shares = {x.flops: (r.uniform(0.3, 0.5), r.uniform(0.5, 1)) for x in layers}
             times[d.id] = LayerTimes(
-                forward_s=tuple(x.flops / d.flops_per_s * known[x.flops][0] for x in layers),
-                backward_s=tuple(x.flops / d.flops_per_s * known[x.flops][1] for x in layers),
+                forward_s=tuple(x.flops / d.flops_per_s * shares[x.flops][0] for x in layers),
+                backward_s=tuple(x.flops / d.flops_per_s * shares[x.flops][1] for x in layers),
                 optimizer_s=(0.0,) * len(layers),
             )
     return Problem(
@@ -185,8 +185,8 @@ CAPS = (1.25e9 / (1 + 2 * np.random.default_rng(22).random(64))).tolist()
 def test_the_papers_cases_are_proved(factors, caps):
     """64 devices, 160 encoders, 483 layers; the bound once more by the full dynamic program."""
     p = paper(160, FACTORS[factors], caps)
-    found = plan(p)
-    proof = found.certificate
+    planned = plan(p)
+    proof = planned.certificate
     assert proof.status == "optimal"
     assert "prices" in proof.method
     model = CostModel(p)
@@ -335,17 +335,17 @@ def test_covering_agrees_with_subsets(seed):
     if best_s == math.inf:
         assert covering.cover(math.inf, False) is None
         return
-    found = covering.cover(best_s, False)
-    assert model.is_allowed(found)
-    assert bottleneck_s(model, found) <= best_s * (1 + 1e-9)
+    placement = covering.cover(best_s, False)
+    assert model.is_allowed(placement)
+    assert bottleneck_s(model, placement) <= best_s * (1 + 1e-9)
     assert covering.cover(best_s, True) is None
 
 
 def test_its_certificates_verify():
     p = paper(20, FACTORS["f1"][:18])
-    found = plan(p)
-    assert found.certificate.status == "optimal"
-    assert verify(p, found).ok
+    planned = plan(p)
+    assert planned.certificate.status == "optimal"
+    assert verify(p, planned).ok
 
 
 def test_heavy_layers_before_the_run_may_need_cuts_among_them():
@@ -353,15 +353,15 @@ def test_heavy_layers_before_the_run_may_need_cuts_among_them():
     flops = [10.0, 30, 10, *([0.5] * 140), 10, 10, 20]
     speeds = [1.09, 1.12, 1.14, 1.15, 1.16, 1.2, 1.21, 1.28, 1.3, 1.37, 1.41, 1.43, 2, 3, 4]
     p = problem(flops, speeds)
-    found = plan(p)
-    assert found.certificate.value_s == pytest.approx(7.5)
-    assert verify(p, found).ok
+    planned = plan(p)
+    assert planned.certificate.value_s == pytest.approx(7.5)
+    assert verify(p, planned).ok
 
 
 @pytest.mark.parametrize("flops", [[5.0] + [1.0] * 6, [10.0] * 3 + [1.0] * 12])
 def test_more_devices_than_layers_that_repeat(flops):
-    found = plan(problem(flops, [1 + 0.01 * i for i in range(30)]))
-    assert found.certificate.status == "optimal"
+    planned = plan(problem(flops, [1 + 0.01 * i for i in range(30)]))
+    assert planned.certificate.status == "optimal"
 
 
 @pytest.mark.parametrize("seed", range(60))

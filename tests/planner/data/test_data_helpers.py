@@ -39,30 +39,30 @@ def with_lines(rates, gradient=1e7, microbatches=400, **more):
 
 
 def checked(problem, strategy="optimal"):
-    made = plan(problem, strategy)
-    assert predict(problem, made) == made.predicted
-    verdict = verify(problem, made)
+    planned = plan(problem, strategy)
+    assert predict(problem, planned) == planned.predicted
+    verdict = verify(problem, planned)
     assert verdict.ok, verdict
     assert all(check.checked for check in verdict.checks)
-    assert parse(Plan, made.to_json(), "plan.json") == made
-    return made
+    assert parse(Plan, planned.to_json(), "plan.json") == planned
+    return planned
 
 
-def rate_of(made):
-    holders = {stage.device for stage in made.placed_stages}
-    (own,) = (x for x in made.certificate.witness.route_prices if set(x.devices) == holders)
+def rate_of(planned):
+    holders = {stage.device for stage in planned.placed_stages}
+    (own,) = (x for x in planned.certificate.witness.route_prices if set(x.devices) == holders)
     return 1 / own.byte_s / MBIT
 
 
 def test_a_fat_line_adds_for_four_equal_ones():
     rates = [50] * 4 + [250]
-    made = checked(with_lines(rates))
-    assert made.helpers == (HELPER,)
-    assert made.predicted.sync_s == pytest.approx(1e7 / (50 * MBIT), rel=1e-3)
-    assert rate_of(made) == pytest.approx(50, rel=1e-6)
-    assert made.certificate.gap < 1e-6
-    assert not made.unused
-    assert [x.device for x in made.predicted.replicas] == [x.device for x in made.placed_stages]
+    planned = checked(with_lines(rates))
+    assert planned.helpers == (HELPER,)
+    assert planned.predicted.sync_s == pytest.approx(1e7 / (50 * MBIT), rel=1e-3)
+    assert rate_of(planned) == pytest.approx(50, rel=1e-6)
+    assert planned.certificate.gap < 1e-6
+    assert not planned.unused
+    assert [x.device for x in planned.predicted.replicas] == [x.device for x in planned.placed_stages]
     ring = checked(with_lines(rates, helpers=()))
     assert ring.helpers == ()
     assert ring.predicted.sync_s == pytest.approx(1e7 / (100 / 3 * MBIT), rel=1e-3)
@@ -81,9 +81,9 @@ def test_it_is_used_where_it_was_named_or_saves_a_twentieth():
 
 def test_a_named_helper_holds_nothing_however_fast_it_is():
     fast = {"flops_per_s": 600.0, "memory_bytes": None}
-    made = checked(with_lines([50] * 4 + [250], helper=fast, helpers=(HELPER,)))
-    assert HELPER not in {stage.device for stage in made.placed_stages}
-    assert made.helpers == (HELPER,)
+    planned = checked(with_lines([50] * 4 + [250], helper=fast, helpers=(HELPER,)))
+    assert HELPER not in {stage.device for stage in planned.placed_stages}
+    assert planned.helpers == (HELPER,)
     assert HELPER in {
         stage.device for stage in checked(with_lines([50] * 4 + [250], helper=fast)).placed_stages
     }
@@ -99,11 +99,11 @@ def test_a_named_helper_holds_nothing_however_fast_it_is():
 
 def test_a_server_is_a_star_whose_root_may_be_a_helper():
     problem = with_lines([50] * 4 + [250], sync="server")
-    made = checked(problem)
-    (route,) = made.sync.groups[0].routes
-    assert (route.root, made.helpers) == (HELPER, (HELPER,))
-    assert name_routes(made.sync.groups[0].routes).kind == "star"
-    assert made.certificate.status == "optimal"
+    planned = checked(problem)
+    (route,) = planned.sync.groups[0].routes
+    assert (route.root, planned.helpers) == (HELPER, (HELPER,))
+    assert name_routes(planned.sync.groups[0].routes).kind == "star"
+    assert planned.certificate.status == "optimal"
     at_holder = checked(with_lines([250, 50, 50, 50, 50], sync="server"))
     assert at_holder.helpers == ()
     assert at_holder.sync.groups[0].routes[0].root == "n0/cpu:0"
@@ -120,54 +120,56 @@ def test_a_ring_and_a_star_have_no_helpers():
 
 def test_a_slow_processor_binds_as_a_link_does():
     busy = {"message_byte_s": 1 / (250 * MBIT), "reduce_byte_s": 1 / (250 * MBIT)}
-    made = checked(with_lines([50] * 4 + [1000], helper=busy, helpers=(HELPER,)))
-    assert made.helpers == (HELPER,)
-    witness = made.certificate.witness.route_prices
-    assert any(price.device == HELPER for one in witness for price in one.processors)
+    planned = checked(with_lines([50] * 4 + [1000], helper=busy, helpers=(HELPER,)))
+    assert planned.helpers == (HELPER,)
+    witness = planned.certificate.witness.route_prices
+    assert any(price.device == HELPER for prices in witness for price in prices.processors)
     free = checked(with_lines([50] * 4 + [1000]))
-    assert made.predicted.sync_s > 1.05 * free.predicted.sync_s
+    assert planned.predicted.sync_s > 1.05 * free.predicted.sync_s
     unsure = {"time_uncertainty": 0.1, "overhead_uncertainty": 0.1}
-    devices = tuple(device.model_copy(update=unsure) for device in made.problem.devices)
-    problem = made.problem.model_copy(update={"devices": devices})
-    known = with_interval(plan(problem))
-    assert known.predicted.interval is not None
-    assert known.predicted.interval.high_s > 1.05 * known.predicted.iteration_s
-    assert verify(problem, known).ok
+    devices = tuple(device.model_copy(update=unsure) for device in planned.problem.devices)
+    problem = planned.problem.model_copy(update={"devices": devices})
+    sure = with_interval(plan(problem))
+    assert sure.predicted.interval is not None
+    assert sure.predicted.interval.high_s > 1.05 * sure.predicted.iteration_s
+    assert verify(problem, sure).ok
 
 
 def test_a_helper_without_room_for_chunks_is_not_taken():
     assert checked(with_lines([50] * 4 + [250], helper={"memory_bytes": 1e6})).helpers == ()
 
 
-def forged(made, change):
-    raw = json.loads(made.to_json())
+def forged(planned, change):
+    raw = json.loads(planned.to_json())
     change(raw)
-    verdict = verify(made.problem, parse(Plan, json.dumps(raw), "plan.json"))
+    verdict = verify(planned.problem, parse(Plan, json.dumps(raw), "plan.json"))
     return {check.name for check in verdict.checks if not check.ok}
 
 
 def test_forgeries_are_refused():
     busy = {"message_byte_s": 1 / (250 * MBIT), "reduce_byte_s": 1 / (250 * MBIT)}
-    made = checked(with_lines([50] * 4 + [1000], helper=busy, helpers=(HELPER,)))
-    witness = made.certificate.witness.route_prices
-    at = next(i for i, one in enumerate(witness) if len(one.devices) == 4)
+    planned = checked(with_lines([50] * 4 + [1000], helper=busy, helpers=(HELPER,)))
+    witness = planned.certificate.witness.route_prices
+    at = next(i for i, prices in enumerate(witness) if len(prices.devices) == 4)
     assert witness[at].processors
 
     def priced(change):
         return lambda raw: change(raw["certificate"]["witness"]["route_prices"][at])
 
-    assert forged(made, lambda _: None) == set()
-    assert "prices" in forged(made, priced(lambda one: one.update(byte_s=1.1 * one["byte_s"])))
-    assert "prices" in forged(made, priced(lambda one: one["processors"][0].update(price=9.0)))
-    assert "prices" in forged(made, priced(lambda one: one["processors"][0].update(device="n0/cpu:0")))
-    assert "unused" in forged(made, lambda raw: raw.update(unused=[{"device": HELPER, "reason": "no"}]))
+    assert forged(planned, lambda _: None) == set()
+    assert "prices" in forged(planned, priced(lambda prices: prices.update(byte_s=1.1 * prices["byte_s"])))
+    assert "prices" in forged(planned, priced(lambda prices: prices["processors"][0].update(price=9.0)))
+    assert "prices" in forged(
+        planned, priced(lambda prices: prices["processors"][0].update(device="n0/cpu:0"))
+    )
+    assert "unused" in forged(planned, lambda raw: raw.update(unused=[{"device": HELPER, "reason": "no"}]))
 
     def with_helpers(problem, helpers):
         other = problem.model_copy(update={"helpers": helpers})
-        return {x.name for x in verify(other, made).checks if not x.ok}
+        return {x.name for x in verify(other, planned).checks if not x.ok}
 
-    assert "pipelines" in with_helpers(made.problem, ())
-    assert "pins" in with_helpers(made.problem, (HELPER, "n0/cpu:0"))
+    assert "pipelines" in with_helpers(planned.problem, ())
+    assert "pins" in with_helpers(planned.problem, (HELPER, "n0/cpu:0"))
 
     def idle_leaf(raw):
         route = raw["sync"]["groups"][0]["routes"][0]
@@ -185,7 +187,7 @@ def test_forgeries_are_refused():
         raw["sync"]["groups"][0]["routes"] = json.loads(json.dumps(routes))
         idle_leaf(raw)
 
-    assert "pipelines" in forged(made, star)
+    assert "pipelines" in forged(planned, star)
 
 
 def random_problem(seed):
@@ -233,9 +235,9 @@ def test_what_is_proved_of_a_set_equals_brute_force(tens):
         packed = pack_set(model, holders, NEVER)
         best = least_byte_s(route_network(model, holders, model.helpers_of(holders)))
         assert packed.byte_s == pytest.approx(best, rel=1e-6), seed
-        made = checked(problem)
-        helped += bool(made.helpers)
-        assert made.predicted.iteration_s >= made.certificate.lower_bound_s * (1 - 1e-9)
+        planned = checked(problem)
+        helped += bool(planned.helpers)
+        assert planned.predicted.iteration_s >= planned.certificate.lower_bound_s * (1 - 1e-9)
     assert helped
 
 

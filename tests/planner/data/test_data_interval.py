@@ -24,9 +24,9 @@ def uncertain(problem, devices=0.05, links=0.1):
     )
 
 
-def width(made):
-    interval = made.predicted.interval
-    return (interval.high_s - interval.low_s) / made.predicted.iteration_s
+def width(planned):
+    interval = planned.predicted.interval
+    return (interval.high_s - interval.low_s) / planned.predicted.iteration_s
 
 
 def test_a_problem_without_uncertainties_has_none():
@@ -34,21 +34,21 @@ def test_a_problem_without_uncertainties_has_none():
 
 
 def test_one_holder_has_its_devices_own():
-    made = with_interval(plan(uncertain(data_problem(speeds=(1.0,)))))
+    planned = with_interval(plan(uncertain(data_problem(speeds=(1.0,)))))
     expected = P90 * math.hypot(COMMON_UNCERTAINTY, 0.05)
-    assert width(made) == pytest.approx(2 * expected, rel=0.15)
+    assert width(planned) == pytest.approx(2 * expected, rel=0.15)
 
 
 def test_the_slower_of_two_equal_holders_reaches_further_up_than_down():
-    made = with_interval(plan(uncertain(data_problem(rate=1e9), devices=0.1)))
-    interval, step_s = made.predicted.interval, made.predicted.iteration_s
+    planned = with_interval(plan(uncertain(data_problem(rate=1e9), devices=0.1)))
+    interval, step_s = planned.predicted.interval, planned.predicted.iteration_s
     assert interval.high_s - step_s > 1.3 * (step_s - interval.low_s)
 
 
 def test_links_count_where_sums_do():
     problem = data_problem(rate=1.0, gradient=10.0, microbatches=40)  # 20 s of sums, 2 of them hidden
-    made = plan(problem)
-    assert made.predicted.sync_s > 10
+    planned = plan(problem)
+    assert planned.predicted.sync_s > 10
     sure, vague = (with_interval(plan(uncertain(problem, 0.001, links))) for links in (0.01, 0.5))
     assert width(vague) > 1.3 * width(sure)
 

@@ -17,19 +17,19 @@ from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem, SharedResource
 
 
-def shares(made):
-    return {p.stages[0].device.partition("/")[0]: p.microbatches for p in made.pipelines}
+def shares(planned):
+    return {p.stages[0].device.partition("/")[0]: p.microbatches for p in planned.pipelines}
 
 
 def lines(problem, rate):
     """The problem with a line to and from each device, over which all its links go."""
     ids = [d.id for d in problem.devices]
     resources = [
-        SharedResource(name=f"{one} {way}", bandwidth_bytes_per_s=rate, links=pairs)
-        for one in ids
+        SharedResource(name=f"{name} {way}", bandwidth_bytes_per_s=rate, links=pairs)
+        for name in ids
         for way, pairs in (
-            ("out", [(one, x) for x in ids if x != one]),
-            ("in", [(x, one) for x in ids if x != one]),
+            ("out", [(name, x) for x in ids if x != name]),
+            ("in", [(x, name) for x in ids if x != name]),
         )
     ]
     return problem.model_copy(update={"shared": tuple(resources)})
@@ -37,32 +37,32 @@ def lines(problem, rate):
 
 def test_two_equal_devices_share_the_microbatches_and_hide_all_but_the_first_layers_gradients():
     problem = data_problem(rate=100.0)  # 6 s a microbatch, 1 s for each of two layers' gradients
-    made = plan(problem)
-    assert shares(made) == {"n0": 4, "n1": 4}
-    assert made.predicted.iteration_s == pytest.approx(4 * 6 + 1)
-    assert made.predicted.sync_s == pytest.approx(1)
-    assert made.certificate.status == "optimal"
-    assert verify(problem, made).ok
+    planned = plan(problem)
+    assert shares(planned) == {"n0": 4, "n1": 4}
+    assert planned.predicted.iteration_s == pytest.approx(4 * 6 + 1)
+    assert planned.predicted.sync_s == pytest.approx(1)
+    assert planned.certificate.status == "optimal"
+    assert verify(problem, planned).ok
 
 
 def test_shares_follow_speed():
-    made = plan(data_problem(speeds=(4.0, 2.0, 1.0, 1.0), microbatches=16, rate=1e9))
-    assert shares(made) == {"n0": 8, "n1": 4, "n2": 2, "n3": 2}
-    assert made.predicted.iteration_s == pytest.approx(12.0, rel=1e-6)
+    planned = plan(data_problem(speeds=(4.0, 2.0, 1.0, 1.0), microbatches=16, rate=1e9))
+    assert shares(planned) == {"n0": 8, "n1": 4, "n2": 2, "n3": 2}
+    assert planned.predicted.iteration_s == pytest.approx(12.0, rel=1e-6)
 
 
 def test_who_does_not_pay_for_its_gradients_is_left_out_and_told_from_when_on_it_would():
     problem = data_problem(rate=100.0, gradient=10_000.0)  # 200 s for all gradients, 2 of them hidden
-    made = plan(problem)
-    assert shares(made) == {"n0": 8}
-    assert made.sync is None
-    assert made.form == "grid"
-    assert made.predicted.iteration_s == pytest.approx(48)
-    (unused,) = made.unused
+    planned = plan(problem)
+    assert shares(planned) == {"n0": 8}
+    assert planned.sync is None
+    assert planned.form == "grid"
+    assert planned.predicted.iteration_s == pytest.approx(48)
+    (unused,) = planned.unused
     assert unused.reason.startswith(
         "the plan is proved best without it; with it a step would be 4.62 times as long"
     )
-    assert least_paying(made) == (68, "n1/cpu:0")  # 34 · 6 + 198 < 68 · 6, and 67 are just as fast
+    assert least_paying(planned) == (68, "n1/cpu:0")  # 34 · 6 + 198 < 68 · 6, and 67 are just as fast
     assert "from 68 microbatches" in unused.reason
     for microbatches, count in ((67, 1), (68, 2)):
         assert len(plan(problem.model_copy(update={"microbatches": microbatches})).pipelines) == count
@@ -72,16 +72,16 @@ def test_reasons_do_without_trees_once_their_time_is_up(monkeypatch: pytest.Monk
     problem = data_problem((1.0,) * 4, rate=100.0, gradient=10_000.0)
     monkeypatch.setattr(unused_holders, "PACKED_S", 0.0)
     monkeypatch.setattr(unused_holders, "asked_groups", lambda *_: pytest.fail("trees were packed"))
-    found = plan(problem, "heuristic").unused
-    assert len(found) == 3
-    assert all("times as long" in one.reason for one in found)
+    unused = plan(problem, "heuristic").unused
+    assert len(unused) == 3
+    assert all("times as long" in left_out.reason for left_out in unused)
 
 
 def test_a_ring_uses_every_line_three_quarters_twice_and_a_star_its_roots_line_three_times():
     problem = lines(data_problem(speeds=(1.0,) * 4, layers=1, gradient=400.0), 100.0)
-    made = assigned(problem, [(d.id, 2) for d in problem.devices])
-    assert made.predicted.sync_s == pytest.approx(6)  # 2 · 3/4 of 400 bytes at 100 a second
-    assert len(made.sync.groups[0].routes) == 4
+    planned = assigned(problem, [(d.id, 2) for d in problem.devices])
+    assert planned.predicted.sync_s == pytest.approx(6)  # 2 · 3/4 of 400 bytes at 100 a second
+    assert len(planned.sync.groups[0].routes) == 4
     star = Layout((0, 1, 2, 3), root=2)
     used = use_of(star.routes(), {})
     assert used.added == {2: 3.0}
@@ -96,18 +96,18 @@ def test_a_star_at_the_device_with_the_fat_lines_beats_a_ring_over_thin_ones():
         for x in problem.links
     )
     problem = problem.model_copy(update={"links": fat})
-    made = plan(problem)  # trees over the thin lines, too, would save 0.1 s of 301
-    assert made.certificate.value_s < plan(problem.model_copy(update={"sync": "ring"})).certificate.value_s
-    (route,) = made.sync.groups[0].routes
+    planned = plan(problem)  # trees over the thin lines, too, would save 0.1 s of 301
+    assert planned.certificate.value_s < plan(problem.model_copy(update={"sync": "ring"})).certificate.value_s
+    (route,) = planned.sync.groups[0].routes
     assert route.root == "n2/cpu:0"
-    assert made.predicted.sync_s == pytest.approx(1)
+    assert planned.predicted.sync_s == pytest.approx(1)
 
 
 def test_latency_is_that_of_the_longest_way_up_and_down():
-    made = assigned(data_problem(speeds=(1.0,) * 3, rate=1e12, latency=0.5, microbatches=3),
+    planned = assigned(data_problem(speeds=(1.0,) * 3, rate=1e12, latency=0.5, microbatches=3),
                     [(f"n{i}/cpu:0", 1) for i in range(3)])  # fmt: skip
-    assert len(made.sync.groups[0].routes) == 1  # a star: once up and once down, a ring: twice each
-    assert made.predicted.sync_s == pytest.approx(1.0)
+    assert len(planned.sync.groups[0].routes) == 1  # a star: once up and once down, a ring: twice each
+    assert planned.predicted.sync_s == pytest.approx(1.0)
     assert (
         use_of(Layout((0, 1, 2)).routes(), dict.fromkeys(itertools.permutations(range(3), 2), 0.5)).latency_s
         == 2.0
@@ -118,9 +118,11 @@ def test_adding_competes_with_computing():
     problem = data_problem(rate=1e12)
     slow = problem.devices[0].model_copy(update={"reduce_byte_s": 0.1, "message_byte_s": 0.01})
     changed = problem.model_copy(update={"devices": (slow, problem.devices[1])})
-    made = plan(changed)  # n0 is not the root: 200 bytes sent and received, 4 s; a ring would add 100, 10 s
-    assert made.sync.groups[0].routes[0].root == "n1/cpu:0"
-    assert made.predicted.iteration_s == pytest.approx(4 * 6 + 4)
+    planned = plan(
+        changed
+    )  # n0 is not the root: 200 bytes sent and received, 4 s; a ring would add 100, 10 s
+    assert planned.sync.groups[0].routes[0].root == "n1/cpu:0"
+    assert planned.predicted.iteration_s == pytest.approx(4 * 6 + 4)
 
 
 def test_bfloat16_halves_the_bytes_and_gradient_bytes_are_a_quarter_of_the_state_where_unknown():
@@ -139,11 +141,11 @@ def test_what_other_formats_take(name: str, sync_s: float, room: float):
     """A scale of 4 bytes for 128 bytes; integers of as many bytes as the float32 gradients."""
     problem = data_problem(rate=10.0, layers=1, gradient=100.0)
     need = plan(problem).predicted.replicas[0].memory_bytes
-    made = plan(problem.model_copy(update={"sync_format": name}))
-    assert made.predicted.sync_s == pytest.approx(sync_s)
-    assert made.predicted.replicas[0].memory_bytes == need + room
-    assert verify(made.problem, made).ok
-    written = json.loads(made.to_json())
+    planned = plan(problem.model_copy(update={"sync_format": name}))
+    assert planned.predicted.sync_s == pytest.approx(sync_s)
+    assert planned.predicted.replicas[0].memory_bytes == need + room
+    assert verify(planned.problem, planned).ok
+    written = json.loads(planned.to_json())
     assert written["sync"]["format"] == name
 
 
@@ -154,15 +156,15 @@ def test_compressed_sums_take_two_passes():
     problem = problem.model_copy(update={"layers": (problem.layers[0].model_copy(update=layer),)})
     need = plan(problem).predicted.replicas[0].memory_bytes
     fields = {**dict(problem), "sync_format": "powersgd:4", "sync_uncompressed_steps": 3}
-    made = plan(Problem.model_validate(fields))
-    assert made.predicted.sync_s == pytest.approx(4 * (4 * 50 + 20) / 100.0 + 2 * 2 * 0.25)
+    planned = plan(Problem.model_validate(fields))
+    assert planned.predicted.sync_s == pytest.approx(4 * (4 * 50 + 20) / 100.0 + 2 * 2 * 0.25)
     kept = 4 * (20 * 30 + 4 * (20 + 2 * 30))
-    assert made.predicted.replicas[0].memory_bytes == need + kept + (2 << 20), "of one edge"
-    assert verify(made.problem, made).ok
-    assert (made.sync.format, made.sync.uncompressed_steps) == ("powersgd:4", 3)
-    assert made.sync.chunk_bytes == 16384, "a quarter of what a slow line has in one pass"
-    lying = made.model_copy(update={"sync": made.sync.model_copy(update={"uncompressed_steps": 2})})
-    assert not verify(made.problem, lying).ok
+    assert planned.predicted.replicas[0].memory_bytes == need + kept + (2 << 20), "of one edge"
+    assert verify(planned.problem, planned).ok
+    assert (planned.sync.format, planned.sync.uncompressed_steps) == ("powersgd:4", 3)
+    assert planned.sync.chunk_bytes == 16384, "a quarter of what a slow line has in one pass"
+    lying = planned.model_copy(update={"sync": planned.sync.model_copy(update={"uncompressed_steps": 2})})
+    assert not verify(planned.problem, lying).ok
     with pytest.raises(InputError, match="needs the gradient_bytes and gradient_matrices of every layer"):
         Problem.model_validate({**dict(data_problem()), "sync_format": "powersgd:4"})
 
@@ -178,10 +180,10 @@ def test_formats_that_there_are_not(name: str):
 
 
 def test_even_gives_all_devices_equal_shares_in_a_ring():
-    made = plan(data_problem(speeds=(1.0, 9.0, 1.0), microbatches=8, rate=100.0), "even")
-    assert shares(made) == {"n0": 3, "n1": 3, "n2": 2}
-    assert len(made.sync.groups[0].routes) == 3
-    assert made.certificate.status == "feasible"
+    planned = plan(data_problem(speeds=(1.0, 9.0, 1.0), microbatches=8, rate=100.0), "even")
+    assert shares(planned) == {"n0": 3, "n1": 3, "n2": 2}
+    assert len(planned.sync.groups[0].routes) == 3
+    assert planned.certificate.status == "feasible"
     with pytest.raises(InfeasibleError, match="3 devices need 3 microbatches a step, it has 2"):
         plan(data_problem(speeds=(1.0, 1.0, 1.0), microbatches=2), "even")
 
@@ -191,11 +193,11 @@ def test_even_gives_all_devices_equal_shares_in_a_ring():
 )
 def test_even_sums_over_the_routes_that_are_asked_for(sync: str, roots: int, words: str):
     problem = data_problem(speeds=(1.0, 9.0, 1.0), microbatches=8, rate=100.0, sync=sync)
-    made = plan(problem, "even")
-    assert shares(made) == {"n0": 3, "n1": 3, "n2": 2}
-    assert len(made.sync.groups[0].routes) == roots
-    assert made.certificate.method == f"equal shares, {words}"
-    assert verify(problem, made).ok
+    planned = plan(problem, "even")
+    assert shares(planned) == {"n0": 3, "n1": 3, "n2": 2}
+    assert len(planned.sync.groups[0].routes) == roots
+    assert planned.certificate.method == f"equal shares, {words}"
+    assert verify(problem, planned).ok
 
 
 def test_alone_and_assigned():
@@ -214,9 +216,9 @@ def test_alone_and_assigned():
 
 
 def test_fewer_microbatches_than_devices_leave_devices_out():
-    made = plan(data_problem(speeds=(1.0,) * 4, microbatches=2, rate=1e9))
-    assert len(made.pipelines) == 2
-    assert {unused.reason for unused in made.unused} == {
+    planned = plan(data_problem(speeds=(1.0,) * 4, microbatches=2, rate=1e9))
+    assert len(planned.pipelines) == 2
+    assert {unused.reason for unused in planned.unused} == {
         "the step has only 2 microbatches, one for each of the others"
     }
 
@@ -258,31 +260,31 @@ def test_schedules_and_objectives_of_pipelines_are_refused():
 
 
 def test_plans_are_read_again():
-    made = plan(data_problem(rate=100.0))
-    raw = json.loads(made.to_json())
+    planned = plan(data_problem(rate=100.0))
+    raw = json.loads(planned.to_json())
     assert raw["form"] == "pipelines"
     assert "stages" not in raw
-    assert parse(Plan, made.to_json(), "plan.json") == made
-    one = plan(data_problem(rate=0.01))
-    assert json.loads(one.to_json())["form"] == "grid"
-    assert parse(Plan, one.to_json(), "plan.json") == one
+    assert parse(Plan, planned.to_json(), "plan.json") == planned
+    alone = plan(data_problem(rate=0.01))
+    assert json.loads(alone.to_json())["form"] == "grid"
+    assert parse(Plan, alone.to_json(), "plan.json") == alone
 
 
 def test_predict_takes_other_numbers_and_refuses_other_forms():
-    made = plan(data_problem(rate=100.0))
-    slower = made.problem.model_copy(update={"links": data_problem(rate=10.0).links})
-    assert predict(slower, made).iteration_s == pytest.approx(4 * 6 + 18)
+    planned = plan(data_problem(rate=100.0))
+    slower = planned.problem.model_copy(update={"links": data_problem(rate=10.0).links})
+    assert predict(slower, planned).iteration_s == pytest.approx(4 * 6 + 18)
     with pytest.raises(InputError, match="pipelines"):
-        predict(made.problem.model_copy(update={"parallel": "pipeline"}), made)
+        predict(planned.problem.model_copy(update={"parallel": "pipeline"}), planned)
     pipeline = plan(data_problem(rate=100.0, parallel="pipeline"))
     with pytest.raises(InputError, match="2 stages"):
-        predict(made.problem, pipeline)
+        predict(planned.problem, pipeline)
     with pytest.raises(InputError, match="take 8 microbatches, the problem has 9"):
-        predict(made.problem.model_copy(update={"microbatches": 9}), made)
+        predict(planned.problem.model_copy(update={"microbatches": 9}), planned)
 
 
-def changed(made, *path, value):
-    raw = json.loads(made.to_json())
+def changed(planned, *path, value):
+    raw = json.loads(planned.to_json())
     at = raw
     for step in path[:-1]:
         at = at[step]
@@ -290,8 +292,8 @@ def changed(made, *path, value):
     return parse(Plan, json.dumps(raw), "plan.json")
 
 
-def failing(made):
-    return {check.name for check in verify(made.problem, made).checks if not check.ok}
+def failing(planned):
+    return {check.name for check in verify(planned.problem, planned).checks if not check.ok}
 
 
 def places(node, at=()):
@@ -320,28 +322,28 @@ FREE = {("certificate", "method"), ("certificate", "wall_s"), ("certificate", "w
 @pytest.mark.parametrize("speeds", [(2.0, 1.0, 1.0), (1.0, 1.0)])
 def test_no_value_of_a_plan_can_be_changed_unseen(speeds):
     """Refused as no plan, or by ``verify``; a tree that takes as long as the plan's own may stand."""
-    made = plan(data_problem(speeds=speeds, rate=50.0, latency=0.25, microbatches=12))
-    assert made.sync is not None
-    raw = json.loads(made.to_json())
-    said = {name: raw[name] for name in ("form", "pipelines", "sync", "predicted", "certificate")}
+    planned = plan(data_problem(speeds=speeds, rate=50.0, latency=0.25, microbatches=12))
+    assert planned.sync is not None
+    raw = json.loads(planned.to_json())
+    values = {name: raw[name] for name in ("form", "pipelines", "sync", "predicted", "certificate")}
     tried = 0
-    for path, value in places(said):
+    for path, value in places(values):
         for new in () if path[:2] in FREE or not path else others(value):
             tried += 1
             try:
-                other = changed(made, *path, value=new)
+                other = changed(planned, *path, value=new)
             except RecordError:
                 continue
-            same = other.model_copy(update={"sync": made.sync}) == made
+            same = other.model_copy(update={"sync": planned.sync}) == planned
             assert failing(other) or same, (path, value, new)
     assert tried > 100
 
 
 def test_verify_rejects_what_was_changed():
-    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12))
-    assert len(made.pipelines) == 3
-    assert failing(made) == set()
-    value = made.certificate.value_s
+    planned = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12))
+    assert len(planned.pipelines) == 3
+    assert failing(planned) == set()
+    value = planned.certificate.value_s
     for path, new, names in (
         (("predicted", "iteration_s"), value * 0.999, {"prediction"}),
         (("predicted", "sync_s"), 0.0, {"prediction"}),
@@ -357,19 +359,19 @@ def test_verify_rejects_what_was_changed():
         (("problem", "first_stage"), ["n0/cpu:0"], {"pins"}),
         (("unused",), [{"device": "n0/cpu:0", "reason": "-"}], {"unused"}),
     ):
-        assert failing(changed(made, *path, value=new)) >= names, path
-    moved = json.loads(made.to_json())["pipelines"]
+        assert failing(changed(planned, *path, value=new)) >= names, path
+    moved = json.loads(planned.to_json())["pipelines"]
     moved[0]["microbatches"] += 1
     moved[1]["microbatches"] -= 1
-    assert "value" in failing(changed(made, "pipelines", value=moved))
-    routes = json.loads(made.to_json())["sync"]["groups"]
+    assert "value" in failing(changed(planned, "pipelines", value=moved))
+    routes = json.loads(planned.to_json())["sync"]["groups"]
     for route in routes[0]["routes"]:
         route["root"], route["up"], route["down"] = "n1/cpu:0", *star("n1/cpu:0", ["n0/cpu:0", "n2/cpu:0"])
-    other = changed(made, "sync", "groups", value=routes)
+    other = changed(planned, "sync", "groups", value=routes)
     assert failing(other) <= {"value", "prediction"}  # a tree, too, only its times may differ
     routes[0]["routes"][0]["up"] = [["n0/cpu:0", "n2/cpu:0"], ["n2/cpu:0", "n0/cpu:0"]]
     with pytest.raises(RecordError, match=r"no way leads|more than one parent"):
-        changed(made, "sync", "groups", value=routes)
+        changed(planned, "sync", "groups", value=routes)
 
 
 def star(root, others):
@@ -377,15 +379,15 @@ def star(root, others):
 
 
 def test_verify_knows_a_bound_that_is_too_high():
-    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12), "even")
-    best = plan(made.problem.model_copy(update={"sync": "trees"})).certificate.value_s
-    value = made.certificate.value_s
+    planned = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12), "even")
+    best = plan(planned.problem.model_copy(update={"sync": "trees"})).certificate.value_s
+    value = planned.certificate.value_s
     for bound, holds in ((best, True), (best * 1.001, False)):
-        proof = made.certificate.model_copy(
+        proof = planned.certificate.model_copy(
             update={"status": "bounded", "lower_bound_s": bound, "gap": value / bound - 1}
         )
-        claiming = made.model_copy(update={"certificate": proof})
-        (check,) = (c for c in verify(made.problem, claiming).checks if c.name == "bound")
+        claiming = planned.model_copy(update={"certificate": proof})
+        (check,) = (c for c in verify(planned.problem, claiming).checks if c.name == "bound")
         assert (check.ok, check.checked) == (holds, True)
 
 
@@ -408,10 +410,10 @@ def test_more_devices_than_all_sets_of_are_looked_at_get_a_bound_that_verifies()
         for i, x in enumerate(linked)
     )  # fmt: skip
     big = big.model_copy(update={"links": links})
-    made = plan(big)
-    assert made.certificate.status in ("bounded", "optimal")
-    assert made.certificate.gap < 0.5
-    verdict = verify(big, made)
+    planned = plan(big)
+    assert planned.certificate.status in ("bounded", "optimal")
+    assert planned.certificate.gap < 0.5
+    verdict = verify(big, planned)
     assert verdict.ok
     assert all(check.checked for check in verdict.checks)
 

@@ -38,14 +38,14 @@ def test_optimal_equals_brute_force(make, tens):
     """A ring and stars, each by itself, are proved; all routes together are no slower than either."""
     for i in range(10 * tens, 10 * tens + 10):
         problem = make(SEED + i)
-        found = check_each_layout(i, problem)
-        if not found:
+        optima_s = check_each_layout(i, problem)
+        if not optima_s:
             continue
-        made = plan(problem)
-        check(i, problem, made)
-        assert made.certificate.value_s <= min(found) * (1 + 1e-9), i
+        planned = plan(problem)
+        check(i, problem, planned)
+        assert planned.certificate.value_s <= min(optima_s) * (1 + 1e-9), i
         quick = plan(problem, "heuristic")
-        assert quick.predicted.iteration_s >= made.certificate.lower_bound_s * (1 - 1e-9), i
+        assert quick.predicted.iteration_s >= planned.certificate.lower_bound_s * (1 - 1e-9), i
         assert verify(problem, quick).ok, i
         trees = problem.model_copy(update={"sync": "trees"})
         check(i, trees, plan(trees))
@@ -61,20 +61,20 @@ def test_optimal_equals_brute_force(make, tens):
 def test_optimal_equals_brute_force_with_a_delay(make, tens):
     for i in range(10 * tens, 10 * tens + 10):
         problem = delayed(make(SEED + i))
-        found = check_each_layout(i, problem)
-        if not found:
+        optima_s = check_each_layout(i, problem)
+        if not optima_s:
             continue
-        made = plan(problem)
-        check(i, problem, made)
-        assert made.certificate.value_s <= min(found) * (1 + 1e-9), i
-        lower = {"lower_bound_s": made.certificate.value_s * 1.01, "value_s": made.certificate.value_s}
-        wrong = made.certificate.model_copy(update={**lower, "status": "bounded", "gap": -0.01})
-        assert not verify(problem, made.model_copy(update={"certificate": wrong})).ok, i
+        planned = plan(problem)
+        check(i, problem, planned)
+        assert planned.certificate.value_s <= min(optima_s) * (1 + 1e-9), i
+        lower = {"lower_bound_s": planned.certificate.value_s * 1.01, "value_s": planned.certificate.value_s}
+        wrong = planned.certificate.model_copy(update={**lower, "status": "bounded", "gap": -0.01})
+        assert not verify(problem, planned.model_copy(update={"certificate": wrong})).ok, i
 
 
 def check_each_layout(i, problem):
     """A ring and stars, each by itself, equal brute force: the optima of those that fit."""
-    found = []
+    optima_s = []
     for sync in ("ring", "star"):
         asked = problem.model_copy(update={"sync": sync})
         best = brute_force(asked)
@@ -82,31 +82,31 @@ def check_each_layout(i, problem):
             with pytest.raises(InfeasibleError):
                 plan(asked)
             continue
-        found.append(best)
-        made = plan(asked)
-        assert made.certificate.status == "optimal", (i, sync)
-        assert made.certificate.value_s == pytest.approx(best, rel=1e-9), (i, sync)
-        check(i, asked, made)
-    return found
+        optima_s.append(best)
+        planned = plan(asked)
+        assert planned.certificate.status == "optimal", (i, sync)
+        assert planned.certificate.value_s == pytest.approx(best, rel=1e-9), (i, sync)
+        check(i, asked, planned)
+    return optima_s
 
 
-def check(i, problem, made):
-    assert predict(problem, made) == made.predicted, i
-    verdict = verify(problem, made)
+def check(i, problem, planned):
+    assert predict(problem, planned) == planned.predicted, i
+    verdict = verify(problem, planned)
     assert verdict.ok, (i, verdict)
-    assert all(one.checked for one in verdict.checks), i
+    assert all(item.checked for item in verdict.checks), i
 
 
 def test_the_suite_has_everything_in_it():
     problems = [random_data_problem(SEED + i) for i in range(PROBLEMS)]
-    made = [plan(p.model_copy(update={"sync": sync})) for sync in ("ring", "star") for p in problems
+    plans = [plan(p.model_copy(update={"sync": sync})) for sync in ("ring", "star") for p in problems
             if brute_force_fits(p)]  # fmt: skip
-    counts = [len(one.pipelines) for one in made]
+    counts = [len(made_plan.pipelines) for made_plan in plans]
     assert {1, 2, 3, 4, 5} == set(counts)
-    routes = [len(one.sync.groups[0].routes) for one in made if one.sync is not None]
+    routes = [len(made_plan.sync.groups[0].routes) for made_plan in plans if made_plan.sync is not None]
     assert min(routes) == 1  # stars
     assert max(routes) > 2  # rings
-    assert any(stage.recompute for one in made for stage in one.placed_stages)
+    assert any(stage.recompute for made_plan in plans for stage in made_plan.placed_stages)
     for share in (
         [bool(p.links) for p in problems],
         [bool(p.shared) for p in problems],
@@ -131,5 +131,5 @@ def brute_force_fits(problem):
 @pytest.mark.parametrize("seed", [11, 17])
 def test_lines_too_far_apart_for_the_solver_are_planned_all_the_same(seed):
     problem = harsh_data_problem(seed)
-    made = plan(problem, time_limit_s=5.0)
-    assert verify(problem, made).ok
+    planned = plan(problem, time_limit_s=5.0)
+    assert verify(problem, planned).ok

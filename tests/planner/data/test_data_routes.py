@@ -35,20 +35,20 @@ def lab_mesh(gradient=1e7, latency=0.0, microbatches=400, **more):
 
 def test_trees_are_taken_where_rings_and_stars_leave_links_idle():
     problem = lab_mesh()
-    made = plan(problem)
-    routes = made.sync.groups[0].routes
+    planned = plan(problem)
+    routes = planned.sync.groups[0].routes
     assert name_routes(routes).kind == "trees"
     assert len(routes) <= 9
-    assert 1e7 / (55 * MBIT) < made.predicted.sync_s < 1.05 * 1e7 / (55 * MBIT)
+    assert 1e7 / (55 * MBIT) < planned.predicted.sync_s < 1.05 * 1e7 / (55 * MBIT)
     assert plan(problem.model_copy(update={"sync": "ring"})).predicted.sync_s > 1.9
-    (own,) = (x for x in made.certificate.witness.route_prices if len(x.devices) == 4)
+    (own,) = (x for x in planned.certificate.witness.route_prices if len(x.devices) == 4)
     assert own.byte_s == pytest.approx(1 / (55 * MBIT))
-    assert made.certificate.gap < 0.01
-    verdict = verify(problem, made)
+    assert planned.certificate.gap < 0.01
+    verdict = verify(problem, planned)
     assert verdict.ok
     assert all(check.checked for check in verdict.checks)
-    assert predict(problem, made) == made.predicted
-    assert plan(problem.model_copy(update={"sync": "trees"})).predicted.sync_s == made.predicted.sync_s
+    assert predict(problem, planned) == planned.predicted
+    assert plan(problem.model_copy(update={"sync": "trees"})).predicted.sync_s == planned.predicted.sync_s
 
 
 def test_deep_trees_with_a_tiny_gain_lose_to_latency():
@@ -61,50 +61,50 @@ def test_deep_trees_with_a_tiny_gain_lose_to_latency():
 
 def test_a_users_own_shares_are_summed_over_the_fastest_routes():
     shares = [(f"n{i}/cpu:0", 100) for i in range(4)]
-    made = plan(lab_mesh(), assign=shares)
-    assert name_routes(made.sync.groups[0].routes).kind == "trees"
+    planned = plan(lab_mesh(), assign=shares)
+    assert name_routes(planned.sync.groups[0].routes).kind == "trees"
     ring = plan(lab_mesh().model_copy(update={"sync": "ring"}), assign=shares)
     assert name_routes(ring.sync.groups[0].routes).kind == "ring"
-    assert ring.predicted.sync_s > made.predicted.sync_s
+    assert ring.predicted.sync_s > planned.predicted.sync_s
 
 
 def test_a_plan_over_trees_is_read_again():
-    made = plan(lab_mesh())
-    assert parse(Plan, made.to_json(), "plan.json") == made
+    planned = plan(lab_mesh())
+    assert parse(Plan, planned.to_json(), "plan.json") == planned
     with pytest.raises(InputError, match="sync"):
         Problem.model_validate({**dict(lab_mesh()), "sync": "tree"})
 
 
-def forged(made, change):
-    raw = json.loads(made.to_json())
+def forged(planned, change):
+    raw = json.loads(planned.to_json())
     change(raw["certificate"])
-    verdict = verify(made.problem, parse(Plan, json.dumps(raw), "plan.json"))
+    verdict = verify(planned.problem, parse(Plan, json.dumps(raw), "plan.json"))
     return {check.name for check in verdict.checks if not check.ok}
 
 
 def test_forged_prices_are_refused():
-    made = plan(lab_mesh())
-    priced = json.loads(made.to_json())["certificate"]["witness"]["route_prices"]
-    own = next(i for i, one in enumerate(priced) if len(one["devices"]) == 4)
+    planned = plan(lab_mesh())
+    priced = json.loads(planned.to_json())["certificate"]["witness"]["route_prices"]
+    own = next(i for i, price in enumerate(priced) if len(price["devices"]) == 4)
 
     def prices(proof):
         return proof["witness"]["route_prices"]
 
-    assert forged(made, lambda _: None) == set()
-    assert "prices" in forged(made, lambda proof: prices(proof)[own].update(byte_s=1 / (50 * MBIT)))
-    assert "prices" in forged(made, lambda proof: prices(proof)[own]["links"][0].update(price=9.0))
-    assert "prices" in forged(made, lambda proof: prices(proof)[own].update(links=[]))
-    assert "prices" in forged(made, lambda proof: prices(proof)[own]["devices"].__setitem__(0, "n9/cpu:0"))
+    assert forged(planned, lambda _: None) == set()
+    assert "prices" in forged(planned, lambda proof: prices(proof)[own].update(byte_s=1 / (50 * MBIT)))
+    assert "prices" in forged(planned, lambda proof: prices(proof)[own]["links"][0].update(price=9.0))
+    assert "prices" in forged(planned, lambda proof: prices(proof)[own].update(links=[]))
+    assert "prices" in forged(planned, lambda proof: prices(proof)[own]["devices"].__setitem__(0, "n9/cpu:0"))
 
     def higher(proof):
         proof["lower_bound_s"] = proof["value_s"]
         proof.update(gap=0.0, status="optimal")
 
-    assert forged(made, higher) == {"bound"}  # nobody has a faster plan, and nothing shows that nobody has
+    assert forged(planned, higher) == {"bound"}  # nobody has a faster plan, and nothing shows that nobody has
     with pytest.raises(RecordError, match="twice"):
-        forged(made, lambda proof: prices(proof).append(prices(proof)[own]))
+        forged(planned, lambda proof: prices(proof).append(prices(proof)[own]))
     with pytest.raises(RecordError, match="has none"):
-        forged(made, lambda proof: proof["witness"].update(route_prices=[], layer_prices=[]))
+        forged(planned, lambda proof: proof["witness"].update(route_prices=[], layer_prices=[]))
 
 
 def routes_of(*routes):

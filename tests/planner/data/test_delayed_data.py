@@ -13,17 +13,17 @@ from skyctl.records.rhythm import Rhythm
 
 def test_the_longer_of_computing_and_sums():
     problem = data_problem(rate=100.0)  # 24 s of computing, 2 s of sums
-    made = plan(delayed(problem))
-    assert made.predicted.iteration_s == pytest.approx(24)
-    assert made.predicted.sync_s == 0
+    planned = plan(delayed(problem))
+    assert planned.predicted.iteration_s == pytest.approx(24)
+    assert planned.predicted.sync_s == 0
     slow = delayed(data_problem(rate=100.0, gradient=1400.0))  # 28 s of sums
-    made = plan(slow)
-    assert len(made.pipelines) == 2
-    assert made.predicted.iteration_s == pytest.approx(28)
-    assert made.predicted.sync_s == pytest.approx(4)
-    assert [one.compute_s for one in made.predicted.replicas] == [pytest.approx(24)] * 2
-    assert made.certificate.status == "optimal"
-    assert verify(slow, made).ok
+    planned = plan(slow)
+    assert len(planned.pipelines) == 2
+    assert planned.predicted.iteration_s == pytest.approx(28)
+    assert planned.predicted.sync_s == pytest.approx(4)
+    assert [replica.compute_s for replica in planned.predicted.replicas] == [pytest.approx(24)] * 2
+    assert planned.certificate.status == "optimal"
+    assert verify(slow, planned).ok
     alone = plan(delayed(data_problem(rate=100.0, gradient=2500.0)))  # 50 s of sums, 48 alone
     assert len(alone.pipelines) == 1
     assert alone.predicted.iteration_s == pytest.approx(48)
@@ -38,11 +38,11 @@ def test_optimizer_and_processor_come_to_the_computing():
         "sync": "ring",
     }
     changed = delayed(Problem.model_validate({**dict(problem), **update}))
-    made = plan(changed)
+    planned = plan(changed)
     # of a ring of two each adds half of 200 bytes, and sends and receives two halves each, in short messages;
     # predicting weights takes as long as adding 600
-    assert made.predicted.iteration_s == pytest.approx(24 + 1 + 700 * 0.01 + 2 * 400 * 0.005)
-    assert verify(changed, made).ok
+    assert planned.predicted.iteration_s == pytest.approx(24 + 1 + 700 * 0.01 + 2 * 400 * 0.005)
+    assert verify(changed, planned).ok
 
 
 def test_a_second_set_of_gradients_and_of_weights_is_kept():
@@ -67,25 +67,25 @@ def test_the_interval_is_of_the_same_step():
                 "links": tuple(x.model_copy(update={"uncertainty": 1e-6}) for x in problem.links),
             }
         )
-        made = with_interval(plan(sure))
-        interval, step_s = made.predicted.interval, made.predicted.iteration_s
+        planned = with_interval(plan(sure))
+        interval, step_s = planned.predicted.interval, planned.predicted.iteration_s
         assert interval.low_s < step_s < interval.high_s
         assert interval.high_s < 1.2 * step_s
 
 
 def test_a_changed_step_is_found():
     problem = delayed(data_problem(rate=100.0, gradient=1400.0))
-    made = plan(problem)
+    planned = plan(problem)
     for field, value in (("iteration_s", 30.0), ("sync_s", 0.0)):
-        wrong = made.model_copy(update={"predicted": made.predicted.model_copy(update={field: value})})
+        wrong = planned.model_copy(update={"predicted": planned.predicted.model_copy(update={field: value})})
         assert not verify(problem, wrong).ok
     plain = problem.model_copy(update={"rhythm": Rhythm()})
-    assert predict(plain, made).iteration_s > made.predicted.iteration_s
+    assert predict(plain, planned).iteration_s > planned.predicted.iteration_s
 
 
 def test_the_rhythm_is_in_the_plan_and_read_again():
-    made = plan(delayed(data_problem(rate=100.0)))
-    assert Plan.model_validate_json(made.to_json()).problem.rhythm == Rhythm(delay=1)
+    planned = plan(delayed(data_problem(rate=100.0)))
+    assert Plan.model_validate_json(planned.to_json()).problem.rhythm == Rhythm(delay=1)
 
 
 @pytest.mark.parametrize("parallel", ["data", "hybrid", "pipeline"])

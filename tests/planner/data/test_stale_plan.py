@@ -29,44 +29,44 @@ def stale_problem(
     ("staleness", "gain"), [(1, 205 / 168), (3, 205 / 137), (10, 205 / 111), (None, 205 / 95)]
 )
 def test_what_staleness_gains_is_predicted_from_measured_steps(staleness: int | None, gain: float) -> None:
-    made = plan(stale_problem(staleness))
-    said = made.predicted.stale
-    assert said is not None
-    assert said.synchronous_s / made.predicted.iteration_s == pytest.approx(gain, rel=0.06)
-    assert said.bound_s == pytest.approx(0.19)
-    assert (said.helps, said.unknown) == (True, ())
-    assert made.certificate.status == "feasible"
-    assert verify(made.problem, made).ok
-    assert predict(made.problem, made) == made.predicted
-    again = parse(Plan, made.to_json(), "plan")
-    assert again == made
+    planned = plan(stale_problem(staleness))
+    stale = planned.predicted.stale
+    assert stale is not None
+    assert stale.synchronous_s / planned.predicted.iteration_s == pytest.approx(gain, rel=0.06)
+    assert stale.bound_s == pytest.approx(0.19)
+    assert (stale.helps, stale.unknown) == (True, ())
+    assert planned.certificate.status == "feasible"
+    assert verify(planned.problem, planned).ok
+    assert predict(planned.problem, planned) == planned.predicted
+    again = parse(Plan, planned.to_json(), "plan")
+    assert again == planned
 
 
 @pytest.mark.parametrize("strategy", ["even", "alone", "heuristic", "optimal"])
 def test_a_plan_is_checked_against_the_problem_that_it_was_made_for(strategy: str) -> None:
     given = stale_problem(3)
     assert given.sync == "auto"
-    made = plan(given, strategy)
-    assert verify(given, made).ok
+    planned = plan(given, strategy)
+    assert verify(given, planned).ok
     other = given.model_copy(update={"rhythm": Rhythm(staleness=2)})
-    assert not verify(other, made).ok
+    assert not verify(other, planned).ok
 
 
 def test_a_device_that_is_always_slow_can_not_be_helped() -> None:
-    made = assigned(
+    planned = assigned(
         stale_problem(3, factors=(), speeds=(60.0, 60.0, 20.0)),
         [("n0/cpu:0", 1), ("n1/cpu:0", 1), ("n2/cpu:0", 1)],
     )
-    said = made.predicted.stale
-    assert said is not None
-    assert (said.helps, said.slowest, said.unknown) == (
+    stale = planned.predicted.stale
+    assert stale is not None
+    assert (stale.helps, stale.slowest, stale.unknown) == (
         False,
         "n2/cpu:0",
         ("n0/cpu:0", "n1/cpu:0", "n2/cpu:0"),
     )
-    assert made.predicted.iteration_s == pytest.approx(said.bound_s)
-    assert made.predicted.iteration_s == pytest.approx(said.synchronous_s)
-    assert verify(made.problem, made).ok
+    assert planned.predicted.iteration_s == pytest.approx(stale.bound_s)
+    assert planned.predicted.iteration_s == pytest.approx(stale.synchronous_s)
+    assert verify(planned.problem, planned).ok
 
 
 def test_the_root_comes_first_and_has_memory_for_weights_and_a_buffer_for_each() -> None:
@@ -78,11 +78,11 @@ def test_the_root_comes_first_and_has_memory_for_weights_and_a_buffer_for_each()
     problem = data_problem(
         (60.0, 60.0, 60.0), rate=1e9, gradient=size, microbatches=3, memory=memory, rhythm=Rhythm(staleness=1)
     )
-    made = plan(problem)
-    assert [p.stages[0].device for p in made.pipelines] == ["n2/cpu:0", "n0/cpu:0", "n1/cpu:0"]
-    assert made.sync.groups[0].routes[0].root == "n2/cpu:0"
-    assert [r.memory_bytes for r in made.predicted.replicas] == pytest.approx([root, worker, worker])
-    assert verify(made.problem, made).ok
+    planned = plan(problem)
+    assert [p.stages[0].device for p in planned.pipelines] == ["n2/cpu:0", "n0/cpu:0", "n1/cpu:0"]
+    assert planned.sync.groups[0].routes[0].root == "n2/cpu:0"
+    assert [r.memory_bytes for r in planned.predicted.replicas] == pytest.approx([root, worker, worker])
+    assert verify(planned.problem, planned).ok
     short = [room - 1e5 for room in memory]
     with pytest.raises(InfeasibleError):
         assigned(
@@ -99,7 +99,7 @@ def test_the_root_comes_first_and_has_memory_for_weights_and_a_buffer_for_each()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         ({"sync": "ring"}, "not --sync ring"),
         ({"sync": "trees"}, "not --sync trees"),
@@ -110,43 +110,43 @@ def test_the_root_comes_first_and_has_memory_for_weights_and_a_buffer_for_each()
         ({"parallel": "hybrid"}, "parallel is hybrid"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(changes: dict[str, object], said: str) -> None:
+def test_what_does_not_go_with_it_is_refused(changes: dict[str, object], words: str) -> None:
     problem = stale_problem().model_copy(update=changes)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=words):
         plan(problem)
 
 
 def test_verify_finds_what_was_changed() -> None:
-    made = plan(stale_problem(rate=1e6))
+    planned = plan(stale_problem(rate=1e6))
 
     def fails(**changes: object) -> set[str]:
-        changed = made.model_copy(update=changes)
+        changed = planned.model_copy(update=changes)
         return {check.name for check in verify(changed.problem, changed).checks if not check.ok}
 
-    said = made.predicted.stale
-    assert said is not None
+    stale = planned.predicted.stale
+    assert stale is not None
     assert fails() == set()
     for changes in (
-        {"bound_s": said.bound_s / 2},
-        {"synchronous_s": made.predicted.iteration_s / 2},
+        {"bound_s": stale.bound_s / 2},
+        {"synchronous_s": planned.predicted.iteration_s / 2},
         {"slowest": "n9/cpu:0"},
         {"unknown": ("n1/cpu:0",)},
     ):
-        wrong = made.predicted.model_copy(update={"stale": said.model_copy(update=changes)})
+        wrong = planned.predicted.model_copy(update={"stale": stale.model_copy(update=changes)})
         assert fails(predicted=wrong) == {"value"}, changes
-    quick = said.bound_s / 2
-    wrong = made.predicted.model_copy(update={"iteration_s": quick})
-    proof = made.certificate.model_copy(update={"value_s": quick})
+    quick = stale.bound_s / 2
+    wrong = planned.predicted.model_copy(update={"iteration_s": quick})
+    proof = planned.certificate.model_copy(update={"value_s": quick})
     assert "value" in fails(predicted=wrong, certificate=proof)
-    assert "value" in fails(predicted=made.predicted.model_copy(update={"stale": None}))
-    pipelines = (*made.pipelines[1:], made.pipelines[0])
-    replicas = made.predicted.replicas
-    moved = made.predicted.model_copy(update={"replicas": (*replicas[1:], replicas[0])})
+    assert "value" in fails(predicted=planned.predicted.model_copy(update={"stale": None}))
+    pipelines = (*planned.pipelines[1:], planned.pipelines[0])
+    replicas = planned.predicted.replicas
+    moved = planned.predicted.model_copy(update={"replicas": (*replicas[1:], replicas[0])})
     assert fails(pipelines=pipelines, predicted=moved) == {"server"}
 
 
 def test_random_problems_are_planned_as_they_verify() -> None:
-    made = 0
+    several = 0
     for seed in range(40):
         asked = {
             "rhythm": Rhythm(staleness=seed % 4 or None),
@@ -156,10 +156,10 @@ def test_random_problems_are_planned_as_they_verify() -> None:
         }
         problem = random_data_problem(seed).model_copy(update=asked)
         try:
-            found = plan(problem)
+            planned = plan(problem)
         except InfeasibleError:
             continue
-        verdict = verify(found.problem, found)
+        verdict = verify(planned.problem, planned)
         assert verdict.ok, (seed, [check for check in verdict.checks if not check.ok])
-        made += len(found.pipelines) > 1
-    assert made > 10
+        several += len(planned.pipelines) > 1
+    assert several > 10

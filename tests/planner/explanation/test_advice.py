@@ -79,10 +79,10 @@ def test_every_claim_holds(strategy):
     for seed in range(20):
         p = random_problem(seed)
         try:
-            found = plan(p, strategy)
+            planned = plan(p, strategy)
         except InfeasibleError:
             continue
-        given = advise(found, budget_s=5.0)
+        given = advise(planned, budget_s=5.0)
         helps = [a for a in given if a.kind != "device"]
         assert len(helps) <= LINES
         assert sum(a.kind == "schedule" for a in given) <= 1
@@ -99,20 +99,20 @@ def test_every_claim_holds(strategy):
                 assert "nothing is lost" in advice.text or "at most" in advice.text
             else:
                 assert advice.saves >= WORTH
-                assert 1 - advice.plan_value_s / found.certificate.value_s >= advice.saves - 1e-9
+                assert 1 - advice.plan_value_s / planned.certificate.value_s >= advice.saves - 1e-9
                 assert f"would save {math.floor(100 * advice.saves + 1e-9)}%" in advice.text
     assert kinds >= {"schedule", "pin", "memory", "device"}
 
 
 def test_more_memory_on_the_fast_device():
     """It is four times as fast and holds two of six layers."""
-    found = plan(problem(speeds=[1, 4], memory=[None, 2.0]))
-    first = advise(found)[0]
+    planned = plan(problem(speeds=[1, 4], memory=[None, 2.0]))
+    first = advise(planned)[0]
     assert first.kind == "memory"
     assert first.name == "n1/cpu:0"
     assert first.saves == pytest.approx(0.70, abs=0.06)
-    assert find_binding_constraint(found).kind == "memory"
-    assert "no further layer fits" in find_binding_constraint(found).detail
+    assert find_binding_constraint(planned).kind == "memory"
+    assert "no further layer fits" in find_binding_constraint(planned).detail
 
 
 def test_a_faster_link():
@@ -128,21 +128,21 @@ def test_a_faster_link():
 
 def test_a_device_that_is_not_missed():
     """The largest layer takes as long as it does; one device is enough for the others."""
-    found = plan(problem(flops=[5.0, 1.0, 1.0], speeds=[1, 1, 1]))
-    assert any("nothing is lost without it" in advice.text for advice in advise(found))
+    planned = plan(problem(flops=[5.0, 1.0, 1.0], speeds=[1, 1, 1]))
+    assert any("nothing is lost without it" in advice.text for advice in advise(planned))
 
 
 @pytest.mark.parametrize("strategy", ["even", "assigned"])
 def test_a_plan_of_no_search_is_told_what_a_search_saves(strategy):
     p = problem(speeds=[1, 4], memory=[None, 5.0])
-    found = plan(p, "even") if strategy == "even" else assigned(p, [("n0/cpu:0", 0, 6)])
-    (one,) = advise(found)
-    assert one.kind == "strategy"
+    planned = plan(p, "even") if strategy == "even" else assigned(p, [("n0/cpu:0", 0, 6)])
+    (advice,) = advise(planned)
+    assert advice.kind == "strategy"
     best = plan(p).certificate.value_s
-    assert best <= one.plan_value_s * (1 + 1e-9)
-    assert one.saves <= 1 - best / found.certificate.value_s + 1e-9
-    assert one.text.startswith("--strategy optimal")
-    assert ("in place of --assign" in one.text) == (strategy == "assigned")
+    assert best <= advice.plan_value_s * (1 + 1e-9)
+    assert advice.saves <= 1 - best / planned.certificate.value_s + 1e-9
+    assert advice.text.startswith("--strategy optimal")
+    assert ("in place of --assign" in advice.text) == (strategy == "assigned")
     assert advise(plan(problem(speeds=[1, 1]), "even")) == ()
 
 
@@ -156,9 +156,9 @@ def test_what_costs_nothing_comes_first():
     p = base.model_copy(update={"layers": layers})
     given = advise(plan(p))
     assert given[0].kind in ("schedule", "pin")
-    for one in given[:2]:
-        assert one.kind != "memory"
-        assert plan(changed(p, one)).certificate.value_s <= one.plan_value_s * (1 + 1e-9)
+    for advice in given[:2]:
+        assert advice.kind != "memory"
+        assert plan(changed(p, advice)).certificate.value_s <= advice.plan_value_s * (1 + 1e-9)
     assert not any(
         x.kind == "schedule" for x in advise(plan(p.model_copy(update={"objective": "bottleneck"})))
     )
@@ -168,10 +168,10 @@ def test_quiet_where_nothing_helps_or_there_is_no_time():
     assert advise(plan(problem(flops=[1.0] * 6, speeds=[1.0]))) == ()
     assert advise(plan(problem(speeds=[1, 4], memory=[None, 2.0])), budget_s=0.0) == ()
     large = problem(flops=[1.0] * 2000, speeds=[1.0] * 60)
-    found = assigned(
+    planned = assigned(
         large, [(d.id, i * 30, i * 30 + (30 if i < 59 else 230)) for i, d in enumerate(large.devices)]
     )
-    assert advise(found.model_copy(update={"strategy": "heuristic"})) == ()
+    assert advise(planned.model_copy(update={"strategy": "heuristic"})) == ()
 
 
 def reasons(p, strategy="optimal"):
@@ -179,21 +179,21 @@ def reasons(p, strategy="optimal"):
 
 
 def test_unused_for_want_of_memory_or_of_layers():
-    found = reasons(problem(speeds=[1, 1, 1], memory=[None, None, 0.5]))
-    assert found == {"n2/cpu:0": "its memory is too small for any of the layers"}
+    why = reasons(problem(speeds=[1, 1, 1], memory=[None, None, 0.5]))
+    assert why == {"n2/cpu:0": "its memory is too small for any of the layers"}
     assert reasons(problem(flops=[1.0], speeds=[1, 1]))["n1/cpu:0"] == "only 1 layer"
 
 
 def test_unused_because_all_of_its_memory_is_reserved():
     p = problem(speeds=[1, 1], memory=[None, 8.0])
     devices = (p.devices[0], p.devices[1].model_copy(update={"reserved_bytes": 9.0}))
-    found = reasons(p.model_copy(update={"devices": devices}))
-    assert found == {"n1/cpu:0": "it can hold nothing: 9 B of its 8 B are reserved"}
+    why = reasons(p.model_copy(update={"devices": devices}))
+    assert why == {"n1/cpu:0": "it can hold nothing: 9 B of its 8 B are reserved"}
 
 
 def test_unused_because_of_the_pins():
-    found = reasons(problem(speeds=[1, 4], first_stage=["n0/cpu:0"], last_stage=["n0/cpu:0"]))
-    assert "n0/cpu:0 must hold both the first and the last stage" in found["n1/cpu:0"]
+    why = reasons(problem(speeds=[1, 4], first_stage=["n0/cpu:0"], last_stage=["n0/cpu:0"]))
+    assert "n0/cpu:0 must hold both the first and the last stage" in why["n1/cpu:0"]
 
 
 @pytest.mark.parametrize("objective", ["iteration", "bottleneck"])
@@ -215,8 +215,8 @@ def test_unused_names_what_the_best_way_found_costs(objective):
 def test_reasons_stay_cheap_for_many():
     """A thousand unused devices: what is alike is looked at once, the rest as far as the tries go."""
     p = problem(flops=[1.0] * 12, speeds=[1.0, 1.0] + [0.01] * 1000, objective="bottleneck")
-    found = assigned(p, [("n0/cpu:0", 0, 6), ("n1/cpu:0", 6, 12)])
-    assert {u.reason for u in found.unused} == {"not assigned"}
+    planned = assigned(p, [("n0/cpu:0", 0, 6), ("n1/cpu:0", 6, 12)])
+    assert {u.reason for u in planned.unused} == {"not assigned"}
     from skyctl.planner.cost_model import CostModel, StageAssignment
     from skyctl.planner.explanation.unused_devices import explain_unused
 
@@ -226,7 +226,7 @@ def test_reasons_stay_cheap_for_many():
             model,
             "optimal",
             (StageAssignment(0, 0, 6), StageAssignment(1, 6, 12)),
-            found.certificate,
+            planned.certificate,
         )
         assert len(reasons) == 1000
         assert len(set(reasons.values())) == 1

@@ -21,12 +21,12 @@ def numbers(text):
 def test_busy_is_one_figure_with_the_optimizer_in_it():
     times = {i: LayerTimes(forward_s=(0.1,) * 4, backward_s=(0.2,) * 4, optimizer_s=(1.0,) * 4) for i in IDS}
     p = problem(flops=[1.0] * 4, times=times, objective="iteration", microbatches=16)
-    found = plan(p)
-    bound = find_binding_constraint(found)
-    view = next(v for v in stage_views(found) if v.device == bound.name)
-    busy_s = next(r.compute_s for r in found.predicted.replicas if r.device == bound.name)
+    planned = plan(p)
+    bound = find_binding_constraint(planned)
+    view = next(v for v in stage_views(planned) if v.device == bound.name)
+    busy_s = next(r.compute_s for r in planned.predicted.replicas if r.device == bound.name)
     assert busy_s == pytest.approx(16 * view.stage_s + (view.stop - view.start) * 1.0)
-    assert numbers(bound.detail)[:2] == pytest.approx([busy_s, found.predicted.iteration_s], rel=0.01)
+    assert numbers(bound.detail)[:2] == pytest.approx([busy_s, planned.predicted.iteration_s], rel=0.01)
     assert f"({view.busy:.0%})" in bound.detail
     assert ";" not in bound.detail
 
@@ -47,11 +47,11 @@ def test_sequential_says_what_fills_the_rest():
 
 def test_a_step_that_is_mostly_waiting_says_for_what():
     """Two microbatches of 6 s on each stage; 20 s of latency each way are paid for every one in flight."""
-    found = linked(20.0, microbatches=2)
-    view = max(stage_views(found), key=lambda v: v.busy)
+    planned = linked(20.0, microbatches=2)
+    view = max(stage_views(planned), key=lambda v: v.busy)
     assert view.busy < 0.6
-    detail = find_binding_constraint(found).detail
-    step_s = found.predicted.iteration_s
+    detail = find_binding_constraint(planned).detail
+    step_s = planned.predicted.iteration_s
     fill_s, waits_s, trip_s = numbers(detail)[-3:]
     assert trip_s == pytest.approx(40.0)
     assert fill_s + waits_s + view.busy * step_s == pytest.approx(step_s, rel=0.02)

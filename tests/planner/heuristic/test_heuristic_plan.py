@@ -140,9 +140,11 @@ def test_improve_of_one_device_or_one_layer():
 def test_annealing_of_a_number_of_steps_is_deterministic_and_improves():
     model = CostModel(sites())
     batch, plain = PlanBatch(model), even_placement(model)
-    found = [best_simulated(model, anneal(batch, [plain], counted_progress(60), seed=3)) for _ in range(2)]
-    assert found[0] == found[1]
-    assert choose_execution(model, found[0])[0] < 0.9 * choose_execution(model, plain)[0]
+    placements = [
+        best_simulated(model, anneal(batch, [plain], counted_progress(60), seed=3)) for _ in range(2)
+    ]
+    assert placements[0] == placements[1]
+    assert choose_execution(model, placements[0])[0] < 0.9 * choose_execution(model, plain)[0]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

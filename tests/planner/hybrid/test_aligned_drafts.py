@@ -24,16 +24,18 @@ def test_all_pipelines_of_a_draft_have_the_same_cuts():
         [{model.ids[s.device][:2] for s in column} for column in zip(*d.placements, strict=False)]
         for d in drafts
     ]
-    assert any(all(len(one) == 1 for one in columns) and len(set().union(*columns)) == 3 for columns in sites)
+    assert any(
+        all(len(column) == 1 for column in columns) and len(set().union(*columns)) == 3 for columns in sites
+    )
 
 
 def test_it_is_a_start_that_others_do_not_reach(monkeypatch):
     """Slow lines between sites, large gradients, small activations: each site is a stage."""
     problem = sites_of((4, 4, 4))
-    made = plan(problem, "heuristic", time_limit_s=4.0)
-    assert verify(problem, made).ok
-    for pipeline in made.pipelines:
+    planned = plan(problem, "heuristic", time_limit_s=4.0)
+    assert verify(problem, planned).ok
+    for pipeline in planned.pipelines:
         assert len({stage.device[:2] for stage in pipeline.stages}) == 3
     monkeypatch.setattr(hybrid_search, "aligned_drafts", lambda _model: iter(()))
     without = plan(problem, "heuristic", time_limit_s=4.0)
-    assert made.certificate.value_s < without.certificate.value_s
+    assert planned.certificate.value_s < without.certificate.value_s

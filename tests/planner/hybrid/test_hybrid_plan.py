@@ -42,7 +42,7 @@ def test_the_joint_sum_by_hand():
     cut = (StageAssignment(1, 0, 1), StageAssignment(2, 1, 2))
     step = model.step(Draft((whole, cut), (1, 1)))
     # alone: 2 s forward, 4 s backward, layer 1 there at 4 s; cut: forward to 2 s, backward 4 s and 6 s
-    assert [model.ends_s(one) for one in step.candidate.pipelines] == [(6.0,), (6.0, 4.0)]
+    assert [model.ends_s(pipeline) for pipeline in step.candidate.pipelines] == [(6.0,), (6.0, 4.0)]
     assert [(group.start, group.stop, group.holders) for group in step.candidate.sums] == [
         (0, 1, (0, 1)),
         (1, 2, (0, 2)),
@@ -74,11 +74,11 @@ def test_messages_of_two_pipelines_queue_on_a_shared_resource():
     # forward 1 s, message 3 s, forward 1 s, backward 2 s, at once back, backward 2 s
     assert alone == [pytest.approx((9.0, 7.0))] * 2
     step = model.step(draft)
-    simulated = [model.simulated(one) for one in step.candidate.pipelines]
+    simulated = [model.simulated(pipeline) for pipeline in step.candidate.pipelines]
     assert ends_together(simulated, alone) == [pytest.approx((9.0, 7.0)), pytest.approx((12.0, 10.0))]
-    made = plan(model.problem, "optimal")
-    assert verify(model.problem, made).ok
-    assert made.certificate.value_s <= step.iteration_s
+    planned = plan(model.problem, "optimal")
+    assert verify(model.problem, planned).ok
+    assert planned.certificate.value_s <= step.iteration_s
 
 
 @pytest.mark.parametrize("sync", ["ring", "star"])
@@ -98,16 +98,16 @@ def test_pipelines_stay_within_sites_where_links_between_them_are_slow():
     """No device holds the whole model, and activations are as large as gradients, times microbatches."""
     problem = sites(2, 2, gradient=1e8, layers=4, memory=[1.2e9] * 4, near=1e10, far=1e8)
     layers = tuple(layer.model_copy(update={"output_bytes": 1e8}) for layer in problem.layers)
-    made = plan(problem.model_copy(update={"layers": layers}))
-    assert made.certificate.status == "optimal"
-    names = [{stage.device for stage in pipeline.stages} for pipeline in made.pipelines]
+    planned = plan(problem.model_copy(update={"layers": layers}))
+    assert planned.certificate.status == "optimal"
+    names = [{stage.device for stage in pipeline.stages} for pipeline in planned.pipelines]
     assert names == [{"n0/cpu:0", "n1/cpu:0"}, {"n2/cpu:0", "n3/cpu:0"}]
-    assert len(made.sync.groups) == 2
-    assert verify(made.problem, made).ok
+    assert len(planned.sync.groups) == 2
+    assert verify(planned.problem, planned).ok
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         ({"schedule": "gpipe"}, "gpipe"),
         ({"objective": "bottleneck"}, "bottleneck"),
@@ -116,8 +116,8 @@ def test_pipelines_stay_within_sites_where_links_between_them_are_slow():
         ({"helpers": ["n0/cpu:0"]}, "n0/cpu:0"),
     ],
 )
-def test_what_hybrids_do_not_have_is_refused(options, said):
-    with pytest.raises(InputError, match=said) as refused:
+def test_what_hybrids_do_not_have_is_refused(options, words):
+    with pytest.raises(InputError, match=words) as refused:
         plan(hybrid_problem(rate=50.0, **options))
     assert refused.value.hint
 
@@ -137,7 +137,7 @@ def test_options_of_other_forms_are_refused(options):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         ({"microbatches": 1}, "microbatches"),
         ({"speeds": (1.0,)}, "two devices"),
@@ -146,24 +146,24 @@ def test_options_of_other_forms_are_refused(options):
         ({"memory": [1e7, 100.0, 100.0, 100.0]}, "no two pipelines fit"),
     ],
 )
-def test_what_does_not_fit_is_said(options, said):
-    with pytest.raises(InfeasibleError, match=said):
+def test_what_does_not_fit_is_said(options, words):
+    with pytest.raises(InfeasibleError, match=words):
         plan(hybrid_problem(**options))
 
 
 def test_a_plan_of_one_pipeline_is_no_hybrid():
     problem = hybrid_problem(rate=50.0)
-    made = plan(problem.model_copy(update={"parallel": "pipeline"}))
+    planned = plan(problem.model_copy(update={"parallel": "pipeline"}))
     with pytest.raises(InputError, match="one pipeline"):
-        predict(problem, made)
+        predict(problem, planned)
 
 
 def test_more_devices_are_searched_for_as_long_as_is_said():
     problem = random_hybrid_problem(1, devices=(14, 14), layers=(24, 24), microbatches=(24, 24))
-    made = plan(problem, time_limit_s=4.0)
-    assert made.certificate.status in ("bounded", "feasible")
-    assert predict(problem, made) == made.predicted
-    assert verify(problem, made).ok
+    planned = plan(problem, time_limit_s=4.0)
+    assert planned.certificate.status in ("bounded", "feasible")
+    assert predict(problem, planned) == planned.predicted
+    assert verify(problem, planned).ok
     try:
         data = plan(problem.model_copy(update={"parallel": "data"}))
     except InfeasibleError:
@@ -173,7 +173,7 @@ def test_more_devices_are_searched_for_as_long_as_is_said():
         (StageAssignment(model.base.index(stage.device), 0, model.layers),) for stage in data.placed_stages
     )
     step = model.step(Draft(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
-    assert step is None or made.predicted.iteration_s <= step.iteration_s * (1 + 1e-9)
+    assert step is None or planned.predicted.iteration_s <= step.iteration_s * (1 + 1e-9)
 
 
 def test_the_same_problem_has_the_same_plan():
@@ -188,27 +188,27 @@ def uncertain(problem, uncertainty):
 
 
 def test_the_predicted_step_has_an_interval():
-    made = with_interval(plan(uncertain(hybrid_problem(rate=50.0), 0.1)))
-    interval = made.predicted.interval
-    assert interval.low_s <= made.predicted.iteration_s < interval.high_s
+    planned = with_interval(plan(uncertain(hybrid_problem(rate=50.0), 0.1)))
+    interval = planned.predicted.interval
+    assert interval.low_s <= planned.predicted.iteration_s < interval.high_s
     sure = with_interval(plan(uncertain(hybrid_problem(rate=50.0), 0.01))).predicted.interval
     assert sure.high_s - sure.low_s < interval.high_s - interval.low_s
-    low, high = ratio_interval(made, made)
+    low, high = ratio_interval(planned, planned)
     assert low == pytest.approx(1.0)
     assert high == pytest.approx(1.0)
 
 
 def test_where_only_computing_counts_the_interval_is_that_of_all_computing():
-    made = with_interval(plan(uncertain(hybrid_problem((1.0, 3.0)), 1e-6)))
-    interval = made.predicted.interval
-    width = (interval.high_s - interval.low_s) / made.predicted.iteration_s
+    planned = with_interval(plan(uncertain(hybrid_problem((1.0, 3.0)), 1e-6)))
+    interval = planned.predicted.interval
+    width = (interval.high_s - interval.low_s) / planned.predicted.iteration_s
     assert width == pytest.approx(2 * 1.2816 * COMMON_UNCERTAINTY, rel=0.1)  # from p10 to p90
 
 
 def test_buffers_of_sums_have_to_fit():
     """Each of two devices receives from the other: two chunks."""
     free = plan(data_problem(rate=100.0, parallel="hybrid"))
-    need = [one.memory_bytes for one in free.predicted.replicas]
+    need = [replica.memory_bytes for replica in free.predicted.replicas]
     exactly = data_problem(rate=100.0, parallel="hybrid", memory=need)
     assert verify(exactly, plan(exactly)).ok
     short = data_problem(rate=100.0, parallel="hybrid", memory=[x - 1.0 for x in need])
@@ -221,26 +221,26 @@ def test_buffers_of_sums_have_to_fit():
 def test_the_bound_by_prices_knows_what_processors_send(count, delay):
     """Links are free, and a byte takes a processor long: each sends and receives it once at least."""
     problem = hybrid_problem((1.0,) * count, microbatches=2 * count, rhythm=Rhythm(delay=delay))
-    devices = tuple(one.model_copy(update={"message_byte_s": 0.05}) for one in problem.devices)
+    devices = tuple(device.model_copy(update={"message_byte_s": 0.05}) for device in problem.devices)
     problem = problem.model_copy(update={"devices": devices})
-    made, bound = plan(problem), hybrid_bound(problem)
-    assert 0.5 * made.certificate.value_s < bound.bound_s <= made.certificate.value_s
+    planned, bound = plan(problem), hybrid_bound(problem)
+    assert 0.5 * planned.certificate.value_s < bound.bound_s <= planned.certificate.value_s
 
 
 def test_the_bound_by_prices_counts_an_optimizer_once():
     problem = hybrid_problem((1.0,) * 2)
     times = LayerTimes(forward_s=(1.0, 1.0), backward_s=(2.0, 2.0), optimizer_s=(9.0, 9.0))
     problem = problem.model_copy(update={"times": {device.id: times for device in problem.devices}})
-    made, bound = plan(problem), hybrid_bound(problem)
-    assert made.certificate.value_s == pytest.approx(4 * 6.0 + 18.0)
-    assert 0.9 * made.certificate.value_s < bound.bound_s <= made.certificate.value_s
+    planned, bound = plan(problem), hybrid_bound(problem)
+    assert planned.certificate.value_s == pytest.approx(4 * 6.0 + 18.0)
+    assert 0.9 * planned.certificate.value_s < bound.bound_s <= planned.certificate.value_s
 
 
 def test_a_bound_that_there_is_no_time_for_is_said(monkeypatch):
     """All lines of very many devices take longer to look at than what is left of the limit."""
     monkeypatch.setattr(hybrid_plan, "PAIR_S", 1e9)
     problem = sites(3, 4, layers=12)
-    made = plan(problem, time_limit_s=1.0)
-    assert (made.certificate.status, made.certificate.lower_bound_s) == ("feasible", None)
-    assert made.certificate.method.endswith("bound by prices left out for lack of time")
-    assert verify(problem, made).ok
+    planned = plan(problem, time_limit_s=1.0)
+    assert (planned.certificate.status, planned.certificate.lower_bound_s) == ("feasible", None)
+    assert planned.certificate.method.endswith("bound by prices left out for lack of time")
+    assert verify(problem, planned).ok

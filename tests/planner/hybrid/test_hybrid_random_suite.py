@@ -30,13 +30,13 @@ def check(numbers, make=random_hybrid_problem):
             with pytest.raises(InfeasibleError):
                 plan(problem)
             continue
-        made = plan(problem)
-        assert made.certificate.status == "optimal", i
-        assert made.certificate.value_s == pytest.approx(best, rel=1e-9), i
-        assert made.certificate.lower_bound_s == made.certificate.value_s, i
-        assert len(made.pipelines) > 1, i
-        assert predict(problem, made) == made.predicted, i
-        assert verify(problem, made).ok, (i, verify(problem, made))
+        planned = plan(problem)
+        assert planned.certificate.status == "optimal", i
+        assert planned.certificate.value_s == pytest.approx(best, rel=1e-9), i
+        assert planned.certificate.lower_bound_s == planned.certificate.value_s, i
+        assert len(planned.pipelines) > 1, i
+        assert predict(problem, planned) == planned.predicted, i
+        assert verify(problem, planned).ok, (i, verify(problem, planned))
         quick = plan(problem, "heuristic")
         assert verify(problem, quick).ok, i
         assert quick.certificate.status == "feasible", i
@@ -50,14 +50,14 @@ def test_optimal_equals_brute_force_with_a_delay():
     for i in range(20):
         problem = delayed(random_hybrid_problem(SEED + i)).model_copy(update={"recompute": False, "ties": ()})
         try:
-            made = plan(problem.model_copy(update={"parallel": "data", "sync": "ring"}))
+            planned = plan(problem.model_copy(update={"parallel": "data", "sync": "ring"}))
         except InfeasibleError:
             continue
-        if len(made.pipelines) > 1:
+        if len(planned.pipelines) > 1:
             as_hybrid = problem.model_copy(update={"sync": "ring"})
-            told = predict(as_hybrid, made)
-            assert told.iteration_s == pytest.approx(made.predicted.iteration_s, rel=1e-9), i
-            assert told.sync_s == pytest.approx(made.predicted.sync_s, rel=1e-6, abs=1e-9), i
+            predicted = predict(as_hybrid, planned)
+            assert predicted.iteration_s == pytest.approx(planned.predicted.iteration_s, rel=1e-9), i
+            assert predicted.sync_s == pytest.approx(planned.predicted.sync_s, rel=1e-6, abs=1e-9), i
 
 
 @pytest.mark.parametrize("tens", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -94,12 +94,12 @@ def test_no_hybrid_with_a_delay_is_below_the_bound_by_prices():
     proved = 0
     for i in range(0, PROBLEMS, 6):
         problem = delayed(random_hybrid_problem(SEED + i))
-        best, found = brute_force(problem), hybrid_bound(problem)
+        best, bound = brute_force(problem), hybrid_bound(problem)
         if best is None:
             continue
-        assert found.bound_s <= best * (1 + 1e-9), i
-        step, witness = CheckedStep(problem), Witness(layer_prices=found.layer_prices)
-        proved += are_prices_enough(step, found.bound_s, witness)
+        assert bound.bound_s <= best * (1 + 1e-9), i
+        step, witness = CheckedStep(problem), Witness(layer_prices=bound.layer_prices)
+        proved += are_prices_enough(step, bound.bound_s, witness)
         assert not are_prices_enough(step, best * (1 + 1e-6), witness), i
         assert prove_hybrid(step, best * (1 + 1e-6)).holds is not True, i
         assert prove_hybrid(step, best * (1 - 1e-6)).holds is not False, i

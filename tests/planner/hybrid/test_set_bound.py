@@ -43,12 +43,12 @@ def test_all_numbers_of_microbatches_at_once_are_as_each_by_itself(i):
     most = problem.microbatches - 1
     table = _SetRelaxation(model, most, np.inf).least_s()
     for count in range(1, most + 1):
-        one = Relaxation(model.costs(count))
+        relaxation = Relaxation(model.costs(count))
         first = sorted(model.base.may_be_first)
-        ends = np.stack(one.end)[:, first, 0].min(axis=1)
+        ends = np.stack(relaxation.end)[:, first, 0].min(axis=1)
         assert np.array_equal(np.isfinite(ends), np.isfinite(table[count - 1]))
-        known = np.isfinite(ends)
-        assert table[count - 1][known] == pytest.approx(ends[known], rel=1e-12)
+        finite = np.isfinite(ends)
+        assert table[count - 1][finite] == pytest.approx(ends[finite], rel=1e-12)
 
 
 def filled():
@@ -59,17 +59,19 @@ def filled():
 
 def test_tighter_than_prices_where_pipelines_are_filled_and_drained():
     problem = filled()
-    made = plan(problem, time_limit_s=60)
-    proof = made.certificate
+    planned = plan(problem, time_limit_s=60)
+    proof = planned.certificate
     assert proof.method.endswith("; bound by sets of devices")
     assert proof.witness is None
-    assert verify(problem, made).ok
-    check = next(x for x in verify(problem, made).checks if x.name == "bound")
+    assert verify(problem, planned).ok
+    check = next(x for x in verify(problem, planned).checks if x.name == "bound")
     assert check.checked
     assert "disjoint sets" in check.detail
     wrong = proof.model_copy(update={"lower_bound_s": proof.value_s})
     check = next(
-        x for x in verify(problem, made.model_copy(update={"certificate": wrong})).checks if x.name == "bound"
+        x
+        for x in verify(problem, planned.model_copy(update={"certificate": wrong})).checks
+        if x.name == "bound"
     )
     assert not (check.ok and check.checked)
 

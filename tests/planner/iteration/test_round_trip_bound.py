@@ -109,10 +109,10 @@ def test_shapes_as_one_set_bound_much_and_hold_where_time_is_out(monkeypatch):
 @pytest.mark.parametrize("far", [0.3, 3.0])
 def test_every_set_of_shapes_lets_the_optimum_stand(sites, far):
     p = sited(sites, near=0.2, far=far, speeds=[2.0, 1.0, 3.0, 1.5, 1.0][: sum(sites)], layers=9)
-    made = plan(p, time_limit_s=120)
-    value, stages = made.certificate.value_s, len(made.stages)
+    planned = plan(p, time_limit_s=120)
+    value, stages = planned.certificate.value_s, len(planned.stages)
     site = [g for g, size in enumerate(sites) for _ in range(size)]
-    used = [site[int(stage.replicas[0].device[1])] for stage in made.stages]
+    used = [site[int(stage.replicas[0].device[1])] for stage in planned.stages]
     crossings = sum(a != b for a, b in pairwise(used))
     bound = round_trip_bound.RoundTripBound(CostModel(p), 2 * value)
     trips = proof_by_round_trips._Trips(ProblemData(p), value * 1.001)

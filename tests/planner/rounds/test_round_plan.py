@@ -65,8 +65,8 @@ def problem(rhythm: dict[str, Any], nodes: tuple[str, ...] = NODES, **more: Any)
 def owned(rhythm: dict[str, Any], *owners: str, **more: Any) -> Problem:
     """The problem with these owners, as on the command line."""
     form = "hybrid" if any("+" in owner for owner in owners) else "data"
-    made = tuple(tuple(owner.split("+")) for owner in owners)
-    return problem(rhythm, **{"owners": made, "parallel": form, **more})
+    named = tuple(tuple(owner.split("+")) for owner in owners)
+    return problem(rhythm, **{"owners": named, "parallel": form, **more})
 
 
 def average_s(count: int, passes: int) -> float:
@@ -78,18 +78,18 @@ def average_s(count: int, passes: int) -> float:
 
 
 def test_a_round_is_the_slowest_owners_steps_and_the_average() -> None:
-    made = plan(owned({"local_steps": 5}, "a", "b", "c", "d"))
-    assert [pipeline.local_steps for pipeline in made.pipelines] == [5] * 4
-    assert {pipeline.microbatches for pipeline in made.pipelines} == {MICROBATCHES}
+    planned = plan(owned({"local_steps": 5}, "a", "b", "c", "d"))
+    assert [pipeline.local_steps for pipeline in planned.pipelines] == [5] * 4
+    assert {pipeline.microbatches for pipeline in planned.pipelines} == {MICROBATCHES}
     sync_s = average_s(4, passes=3)
-    assert made.predicted.sync_s == pytest.approx(sync_s)
-    assert made.predicted.iteration_s == pytest.approx(5 * (MICROBATCHES * 3.0 + 0.1) + sync_s)
+    assert planned.predicted.sync_s == pytest.approx(sync_s)
+    assert planned.predicted.iteration_s == pytest.approx(5 * (MICROBATCHES * 3.0 + 0.1) + sync_s)
     kept = LAYERS * (4 * SIZE + SIZE + 1e5)
-    assert min(one.memory_bytes for one in made.predicted.replicas) == pytest.approx(kept)
-    assert verify(made.problem, made).ok
-    assert predict(made.problem, made) == made.predicted
-    again = parse(Plan, made.to_json(), "a file")
-    assert again == made
+    assert min(replica.memory_bytes for replica in planned.predicted.replicas) == pytest.approx(kept)
+    assert verify(planned.problem, planned).ok
+    assert predict(planned.problem, planned) == planned.predicted
+    again = parse(Plan, planned.to_json(), "a file")
+    assert again == planned
 
 
 def test_fedprox_costs_two_passes_a_step_and_auto_levels_the_work() -> None:
@@ -97,11 +97,11 @@ def test_fedprox_costs_two_passes_a_step_and_auto_levels_the_work() -> None:
         plan(owned({"local_steps": 5, "prox_mu": mu}, "a", "b")).predicted.iteration_s for mu in (0.0, 1.0)
     )
     assert proximal - plain == pytest.approx(5 * 2 * REDUCE_S * LAYERS * SIZE)
-    made = plan(owned({"local_steps": "auto"}, "a", "b", "c", "d"))
-    assert [pipeline.local_steps for pipeline in made.pipelines] == [2, 1, 1, 1]
+    planned = plan(owned({"local_steps": "auto"}, "a", "b", "c", "d"))
+    assert [pipeline.local_steps for pipeline in planned.pipelines] == [2, 1, 1, 1]
     slow = plan(owned({"local_steps": "auto"}, "a", "d", links=()))
     assert [pipeline.local_steps for pipeline in slow.pipelines] == [2, 1]
-    assert verify(made.problem, made).ok
+    assert verify(planned.problem, planned).ok
     numbers = plan(owned({"local_steps": [6, 3, 1]}, "a", "b", "c"))
     assert [pipeline.local_steps for pipeline in numbers.pipelines] == [6, 3, 1]
     assert verify(numbers.problem, numbers).ok
@@ -114,16 +114,16 @@ def test_an_outer_step_costs_passes_a_round_and_keeps_its_momentum(
 ) -> None:
     """Over the round's first weights, which need one pass and one copy where nothing else keeps them."""
 
-    def made(**rhythm: float) -> Plan:
+    def stepped(**rhythm: float) -> Plan:
         asked = {"local_steps": 5, **rhythm}
         more = {"sync_format": sync_format}
-        found = plan(owned(asked, *owners, **more) if owners else problem(asked, **more))
-        assert verify(found.problem, found).ok
-        assert predict(found.problem, found) == found.predicted
-        assert parse(Plan, found.to_json(), "a file") == found
-        return found
+        planned = plan(owned(asked, *owners, **more) if owners else problem(asked, **more))
+        assert verify(planned.problem, planned).ok
+        assert predict(planned.problem, planned) == planned.predicted
+        assert parse(Plan, planned.to_json(), "a file") == planned
+        return planned
 
-    plain, still, moving = made(), made(outer_lr=0.7), made(outer_lr=0.7, outer_momentum=0.9)
+    plain, still, moving = stepped(), stepped(outer_lr=0.7), stepped(outer_lr=0.7, outer_momentum=0.9)
     begins = not owners and sync_format == "float32"
     pass_s = REDUCE_S * LAYERS * SIZE
     for outside, passes in ((still, 3), (moving, 5)):
@@ -131,12 +131,15 @@ def test_an_outer_step_costs_passes_a_round_and_keeps_its_momentum(
         assert outside.predicted.iteration_s - plain.predicted.iteration_s == pytest.approx(
             (passes + begins) * pass_s
         )
-    held = [stage.stop - stage.start for one in plain.pipelines for stage in one.stages]
-    memory = [[one.memory_bytes or 0 for one in found.predicted.replicas] for found in (plain, still, moving)]
+    held = [stage.stop - stage.start for pipeline in plain.pipelines for stage in pipeline.stages]
+    memory = [
+        [replica.memory_bytes or 0 for replica in stepped_plan.predicted.replicas]
+        for stepped_plan in (plain, still, moving)
+    ]
     for layers, without, slow, fast in zip(held, *memory, strict=True):
         assert slow - without == pytest.approx(begins * layers * SIZE)
         assert fast - slow == pytest.approx(layers * SIZE)
-    same = made(outer_lr=1.0, outer_momentum=0.0)
+    same = stepped(outer_lr=1.0, outer_momentum=0.0)
     assert same.predicted == plain.predicted
     for wrong in (plain, still):
         changed = moving.model_copy(update={"predicted": wrong.predicted})
@@ -149,23 +152,23 @@ def test_an_average_in_fewer_bytes_is_two_sums_and_keeps_what_it_loses(
     sync_format: str, share: float, owners: tuple[str, ...]
 ) -> None:
     rhythm = {"local_steps": 5}
-    made = plan(
+    planned = plan(
         owned(rhythm, *owners, sync_format=sync_format)
         if owners
         else problem(rhythm, sync_format=sync_format)
     )
     total = LAYERS * SIZE
-    count = len(made.pipelines)
+    count = len(planned.pipelines)
     line_s = max(BYTE_S, (count - 1) * (REDUCE_S + 2 * MESSAGE_S)) * share * total
-    assert made.predicted.sync_s == pytest.approx(line_s + 4 * LATENCY_S + 6 * REDUCE_S * total)
+    assert planned.predicted.sync_s == pytest.approx(line_s + 4 * LATENCY_S + 6 * REDUCE_S * total)
     kept = LAYERS * (4 * SIZE + 2 * SIZE + 1e5)
-    assert min(one.memory_bytes for one in made.predicted.replicas) == pytest.approx(kept)
-    assert made.sync is not None
-    assert made.sync.format == sync_format
-    assert verify(made.problem, made).ok
-    assert predict(made.problem, made) == made.predicted
-    other = made.sync.model_copy(update={"format": "float32"})
-    assert not verify(made.problem, made.model_copy(update={"sync": other})).ok
+    assert min(replica.memory_bytes for replica in planned.predicted.replicas) == pytest.approx(kept)
+    assert planned.sync is not None
+    assert planned.sync.format == sync_format
+    assert verify(planned.problem, planned).ok
+    assert predict(planned.problem, planned) == planned.predicted
+    other = planned.sync.model_copy(update={"format": "float32"})
+    assert not verify(planned.problem, planned.model_copy(update={"sync": other})).ok
 
 
 @pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d"), ("a", "c+d")])
@@ -173,35 +176,41 @@ def test_the_interval_is_of_the_same_round(owners: tuple[str, ...]) -> None:
     rhythm = {"local_steps": 5, "prox_mu": 0.1, "outer_momentum": 0.9}
     asked = owned(rhythm, *owners) if owners else problem({"local_steps": 5})
 
-    def made(uncertainty: float) -> Plan:
+    def with_uncertainty(uncertainty: float) -> Plan:
         devices = [
-            one.model_copy(update={"time_uncertainty": uncertainty, "overhead_uncertainty": uncertainty})
-            for one in asked.devices
+            device.model_copy(update={"time_uncertainty": uncertainty, "overhead_uncertainty": uncertainty})
+            for device in asked.devices
         ]
-        links = [one.model_copy(update={"uncertainty": uncertainty}) for one in asked.links]
+        links = [link.model_copy(update={"uncertainty": uncertainty}) for link in asked.links]
         return with_interval(
             plan(asked.model_copy(update={"devices": tuple(devices), "links": tuple(links)}))
         )
 
-    sure, unsure = made(1e-6), made(0.3)
-    for one in (sure, unsure):
-        assert one.predicted.interval is not None
-        assert one.predicted.interval.low_s <= one.predicted.iteration_s <= one.predicted.interval.high_s
+    sure, unsure = with_uncertainty(1e-6), with_uncertainty(0.3)
+    for planned in (sure, unsure):
+        assert planned.predicted.interval is not None
+        assert (
+            planned.predicted.interval.low_s
+            <= planned.predicted.iteration_s
+            <= planned.predicted.interval.high_s
+        )
     assert sure.predicted.interval.high_s < 1.1 * sure.predicted.iteration_s
     assert unsure.predicted.interval.high_s > 1.2 * unsure.predicted.iteration_s
     assert with_interval(plan(asked)).predicted.interval is None
 
 
-@pytest.mark.parametrize(("step_s", "limit_s", "made"), [(0.01, 0.07, 7), (0.03, 0.27, 9), (0.1, 0.25, 3)])
-def test_a_deadline_of_a_whole_number_of_steps_is_that_many(step_s: float, limit_s: float, made: int) -> None:
+@pytest.mark.parametrize(("step_s", "limit_s", "steps"), [(0.01, 0.07, 7), (0.03, 0.27, 9), (0.1, 0.25, 3)])
+def test_a_deadline_of_a_whole_number_of_steps_is_that_many(
+    step_s: float, limit_s: float, steps: int
+) -> None:
     """Whatever the quotient is rounded to; and a round of very many steps is verified at once."""
     asked = owned({"local_steps": 10**12, "round_deadline_s": limit_s}, "a", "b", nodes=("a", "b"))
     none = (0.0,) * LAYERS
     each = {"forward_s": (step_s / MICROBATCHES, 0.0, 0.0), "backward_s": none, "optimizer_s": none}
-    times = {name: known.model_copy(update=each) for name, known in asked.times.items()}
-    found = plan(asked.model_copy(update={"times": times}))
-    assert found.predicted.iteration_s - found.predicted.sync_s == pytest.approx(made * step_s)
-    assert verify(found.problem, found).ok
+    times = {name: layer_times.model_copy(update=each) for name, layer_times in asked.times.items()}
+    planned = plan(asked.model_copy(update={"times": times}))
+    assert planned.predicted.iteration_s - planned.predicted.sync_s == pytest.approx(steps * step_s)
+    assert verify(planned.problem, planned).ok
     endless = plan(problem({"local_steps": 10**12}))
     assert verify(endless.problem, endless).ok
 
@@ -209,11 +218,11 @@ def test_a_deadline_of_a_whole_number_of_steps_is_that_many(step_s: float, limit
 def test_clients_and_deadlines_shorten_the_median_round() -> None:
     work = [4 * (MICROBATCHES * SPEEDS[name] + 0.1) for name in NODES]
     for clients in (1, 2, 3, 4):
-        made = plan(owned({"local_steps": 4, "clients_per_round": clients}, *NODES))
+        planned = plan(owned({"local_steps": 4, "clients_per_round": clients}, *NODES))
         drawn = sorted(max(chosen) for chosen in itertools.combinations(work, clients))
         expected = drawn[(len(drawn) - 1) // 2]
-        assert made.predicted.iteration_s - made.predicted.sync_s == pytest.approx(expected)
-        assert verify(made.problem, made).ok
+        assert planned.predicted.iteration_s - planned.predicted.sync_s == pytest.approx(expected)
+        assert verify(planned.problem, planned).ok
         assert median_slowest_s(work, clients) == pytest.approx(expected)
     late = plan(owned({"local_steps": 4, "round_deadline_s": 13.0}, *NODES))
     assert late.predicted.iteration_s - late.predicted.sync_s == pytest.approx(2 * (MICROBATCHES * 3.0 + 0.1))
@@ -226,13 +235,13 @@ def test_an_owners_machines_become_a_pipeline_where_one_has_no_room() -> None:
     for device in (2, 3):
         small[device] = small[device].model_copy(update={"memory_bytes": 2.5 * 5 * SIZE})
     tight = asked.model_copy(update={"devices": tuple(small)})
-    made = plan(tight)
-    assert [len(pipeline.stages) for pipeline in made.pipelines] == [1, 2]
-    assert made.sync is not None
-    assert made.sync.of == "weights"
-    assert len(made.sync.groups) == 2
-    assert [one.reason for one in made.unused] == ["it belongs to no owner"]
-    verdict = verify(tight, made)
+    planned = plan(tight)
+    assert [len(pipeline.stages) for pipeline in planned.pipelines] == [1, 2]
+    assert planned.sync is not None
+    assert planned.sync.of == "weights"
+    assert len(planned.sync.groups) == 2
+    assert [unused.reason for unused in planned.unused] == ["it belongs to no owner"]
+    verdict = verify(tight, planned)
     assert verdict.ok, verdict
     with pytest.raises(InfeasibleError, match=r"c/cpu:0 needs|owner c"):
         plan(tight.model_copy(update={"owners": (("a",), ("c",)), "parallel": "data"}))
@@ -242,7 +251,7 @@ def tied(*layers: int, owners: tuple[str, ...] = ("a", "c+d")) -> Problem:
     """Owners of which one has two machines that hold two layers each; these layers share parameters."""
     asked = owned({"local_steps": 2}, *owners)
     memory = {"c/cpu:0": 2.5 * 5 * SIZE, "d/cpu:0": 2.5 * 5 * SIZE}
-    devices = [one.model_copy(update={"memory_bytes": memory.get(one.id)}) for one in asked.devices]
+    devices = [device.model_copy(update={"memory_bytes": memory.get(device.id)}) for device in asked.devices]
     tie = Tie(layers=layers, bytes=SIZE / 2)
     return asked.model_copy(update={"devices": tuple(devices), "ties": (tie,)})
 
@@ -250,11 +259,11 @@ def tied(*layers: int, owners: tuple[str, ...] = ("a", "c+d")) -> Problem:
 @pytest.mark.parametrize(("layers", "cut"), [((0, 1), 2), ((1, 2), 1)])
 def test_layers_that_share_parameters_are_in_one_stage_of_an_owner(layers: tuple[int, ...], cut: int) -> None:
     asked = tied(*layers)
-    made = plan(asked)
-    assert [stage.stop for stage in made.pipelines[1].stages] == [cut, LAYERS]
-    verdict = verify(asked, made)
+    planned = plan(asked)
+    assert [stage.stop for stage in planned.pipelines[1].stages] == [cut, LAYERS]
+    verdict = verify(asked, planned)
     assert verdict.ok, verdict
-    assert predict(asked, made) == made.predicted
+    assert predict(asked, planned) == planned.predicted
 
 
 def test_where_no_stage_of_an_owner_holds_a_tie_the_error_says_which_and_what_to_do() -> None:
@@ -278,19 +287,19 @@ def test_an_owner_alone_sums_what_it_has_cut_in_every_local_step() -> None:
     """A local step is a step of the same pipeline, whose stages sum the gradients of their copies."""
     asked = tied(0, 2, owners=("c+d",))
     asked = with_devices(asked, ["c/cpu:0", "d/cpu:0"])
-    made = plan(asked)
+    planned = plan(asked)
     step = plan(asked.model_copy(update={"owners": None, "rhythm": Rhythm(), "parallel": "pipeline"}))
     exchange_s = SIZE / 2 * BYTE_S + 2 * LATENCY_S
     assert step.predicted.sync_s == pytest.approx(exchange_s)
-    assert made.predicted.iteration_s == pytest.approx(2 * step.predicted.iteration_s)
-    assert verify(asked, made).ok
-    assert predict(asked, made) == made.predicted
+    assert planned.predicted.iteration_s == pytest.approx(2 * step.predicted.iteration_s)
+    assert verify(asked, planned).ok
+    assert predict(asked, planned) == planned.predicted
     unsure = asked.model_copy(
         update={"devices": tuple(x.model_copy(update={"time_uncertainty": 1e-9}) for x in asked.devices)}
     )
     interval = with_interval(plan(unsure)).predicted.interval
     assert interval is not None
-    assert (interval.low_s + interval.high_s) / 2 == pytest.approx(made.predicted.iteration_s, rel=0.005)
+    assert (interval.low_s + interval.high_s) / 2 == pytest.approx(planned.predicted.iteration_s, rel=0.005)
 
 
 def test_layers_of_ties_that_overlap_stay_together() -> None:
@@ -298,8 +307,8 @@ def test_layers_of_ties_that_overlap_stay_together() -> None:
     ten = asked.model_copy(update={"layers": asked.layers[:1] * 10})
 
     def groups(*ties: tuple[int, ...]) -> list[list[int]]:
-        made = tuple(Tie(layers=layers, bytes=1.0) for layers in ties)
-        return tied_groups(ten.model_copy(update={"ties": made}))
+        parts = tuple(Tie(layers=layers, bytes=1.0) for layers in ties)
+        return tied_groups(ten.model_copy(update={"ties": parts}))
 
     assert groups() == [[layer] for layer in range(10)]
     assert groups((1, 4), (3, 6), (7, 8)) == [[0], [1, 2, 3, 4, 5, 6], [7, 8], [9]]
@@ -307,11 +316,11 @@ def test_layers_of_ties_that_overlap_stay_together() -> None:
 
 
 def test_common_batches_are_shared_by_those_with_the_shortest_round() -> None:
-    made = plan(problem({"local_steps": 3}))
-    shares = {pipeline.stages[0].device: pipeline.microbatches for pipeline in made.pipelines}
+    planned = plan(problem({"local_steps": 3}))
+    shares = {pipeline.stages[0].device: pipeline.microbatches for pipeline in planned.pipelines}
     assert sum(shares.values()) == MICROBATCHES
     assert shares["a/cpu:0"] == max(shares.values())
-    assert verify(made.problem, made).ok
+    assert verify(planned.problem, planned).ok
     equal = plan(problem({"local_steps": 3}), "even")
     assert [pipeline.microbatches for pipeline in equal.pipelines] == [1, 1, 1, 1]
     own = plan(problem({"local_steps": 3}), assign=[("b/cpu:0", 1), ("a/cpu:0", 3)])
@@ -353,17 +362,17 @@ def test_an_owner_that_is_lost_leaves_with_its_machines() -> None:
     assert left.rhythm.local_steps == (5, 4)
     assert left.rhythm.clients_per_round == 2
     assert Problem.model_validate(dict(left)) == left
-    made = plan(left)
-    assert len(made.pipelines) == 2
-    assert verify(left, made).ok
+    planned = plan(left)
+    assert len(planned.pipelines) == 2
+    assert verify(left, planned).ok
 
 
 def test_verify_finds_what_was_changed() -> None:
-    made = plan(owned({"local_steps": 5, "prox_mu": 0.1}, "a", "b", "c"))
-    slower = made.predicted.model_copy(update={"iteration_s": 1.01 * made.predicted.iteration_s})
-    assert not verify(made.problem, made.model_copy(update={"predicted": slower})).ok
-    fewer = [one.model_copy(update={"local_steps": 4}) for one in made.pipelines]
-    assert not verify(made.problem, made.model_copy(update={"pipelines": tuple(fewer)})).ok
-    swapped = (made.pipelines[1], made.pipelines[0], made.pipelines[2])
-    found = verify(made.problem, made.model_copy(update={"pipelines": swapped}))
-    assert {check.name for check in found.checks if not check.ok} >= {"owners"}
+    planned = plan(owned({"local_steps": 5, "prox_mu": 0.1}, "a", "b", "c"))
+    slower = planned.predicted.model_copy(update={"iteration_s": 1.01 * planned.predicted.iteration_s})
+    assert not verify(planned.problem, planned.model_copy(update={"predicted": slower})).ok
+    fewer = [pipeline.model_copy(update={"local_steps": 4}) for pipeline in planned.pipelines]
+    assert not verify(planned.problem, planned.model_copy(update={"pipelines": tuple(fewer)})).ok
+    swapped = (planned.pipelines[1], planned.pipelines[0], planned.pipelines[2])
+    verdict = verify(planned.problem, planned.model_copy(update={"pipelines": swapped}))
+    assert {check.name for check in verdict.checks if not check.ok} >= {"owners"}

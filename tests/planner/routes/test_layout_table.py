@@ -32,14 +32,14 @@ def mesh(rates_mbit, count, **more):
 
 def test_on_a_mesh_the_ring_leaves_out_the_slow_line():
     problem = mesh((40, 40, 40, 5, 20, 20), 4, sync="ring")
-    made = plan(problem.model_copy(update={"microbatches": 400}))
-    assert made.certificate.status == "optimal"
-    assert len(made.pipelines) == 4
-    used = {pair for route in made.sync.groups[0].routes for pair in route.up}
+    planned = plan(problem.model_copy(update={"microbatches": 400}))
+    assert planned.certificate.status == "optimal"
+    assert len(planned.pipelines) == 4
+    used = {pair for route in planned.sync.groups[0].routes for pair in route.up}
     assert not {("n1/cpu:0", "n2/cpu:0"), ("n2/cpu:0", "n1/cpu:0")} & used
-    assert verify(made.problem, made).ok
+    assert verify(planned.problem, planned).ok
     # 10 MB of gradients, 3/4 of them twice over lines of 20 Mbit/s, next to 6 hops
-    assert made.predicted.sync_s == pytest.approx(1.5 * 1e7 / (20 * MBIT) + 0.006, rel=1e-3)
+    assert planned.predicted.sync_s == pytest.approx(1.5 * 1e7 / (20 * MBIT) + 0.006, rel=1e-3)
 
 
 def test_as_fast_a_ring_keeps_the_problems_order():

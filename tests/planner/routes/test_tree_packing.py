@@ -137,14 +137,14 @@ def test_many_helpers_keep_the_bound_valid():
 def test_choices_go_from_shallow_to_fast_and_have_few_routes():
     network = mesh(8, DGX_1V)
     packing = pack_trees(network, NEVER)
-    found = list(route_choices(network, packing))
+    choices = list(route_choices(network, packing))
     pricing = ResourcePricing(network)
-    seconds = [pricing.busiest_byte_s(routes) for routes in found]
-    depths = [max(tree_depth(route.tree) for route in routes) for routes in found]
+    seconds = [pricing.busiest_byte_s(routes) for routes in choices]
+    depths = [max(tree_depth(route.tree) for route in routes) for routes in choices]
     assert seconds == sorted(seconds, reverse=True)
     assert depths == sorted(depths)
     assert seconds[-1] <= packing.byte_s * 1.02
-    assert len(found[-1]) <= len(packing.routes)
+    assert len(choices[-1]) <= len(packing.routes)
     (*_, best) = route_choices(mesh(4, LAB_MESH), pack_trees(mesh(4, LAB_MESH), NEVER))
     assert len(best) <= 5
 
@@ -167,8 +167,8 @@ def test_arborescences_are_the_cheapest():
             ),
             default=math.inf,
         )
-        found = cheapest_arborescence(costs, 0)
-        assert (math.inf if found is None else found.cost) == pytest.approx(best)
+        arborescence = cheapest_arborescence(costs, 0)
+        assert (math.inf if arborescence is None else arborescence.cost) == pytest.approx(best)
 
 
 def joins(parents):

@@ -14,9 +14,9 @@ from skyctl.records.plan import Plan
 from skyctl.records.problem import Link
 
 
-def changed(made, *edits):
+def changed(planned, *edits):
     """The same plan with values set at (key, …) paths."""
-    raw = json.loads(made.to_json())
+    raw = json.loads(planned.to_json())
     for *path, key, value in edits:
         at = raw
         for step in path:
@@ -25,20 +25,20 @@ def changed(made, *edits):
     return parse(Plan, json.dumps(raw), "plan.json")
 
 
-def failing(p, made):
-    verdict = verify(p, made)
+def failing(p, planned):
+    verdict = verify(p, planned)
     assert verdict.ok == all(check.ok for check in verdict.checks)
     return {check.name for check in verdict.checks if not check.ok}
 
 
-def claiming(made, bound, status="bounded"):
-    value = made.certificate.value_s
+def claiming(planned, bound, status="bounded"):
+    value = planned.certificate.value_s
     edits = [
         ("certificate", "status", status),
         ("certificate", "lower_bound_s", bound),
         ("certificate", "gap", value / bound - 1),
     ]
-    return changed(made, *edits)
+    return changed(planned, *edits)
 
 
 def linked():
@@ -64,10 +64,10 @@ def test_what_plan_makes_holds(seed):
     p = random_problem(seed)
     for strategy in ("even", "heuristic", "optimal"):
         try:
-            made = plan(p, strategy)
+            planned = plan(p, strategy)
         except InfeasibleError:
             continue
-        verdict = verify(p, made)
+        verdict = verify(p, planned)
         assert verdict.ok, verdict
         assert [c.name for c in verdict.checks if not c.checked] == (
             [] if strategy == "optimal" else ["bound"]
@@ -82,7 +82,7 @@ def test_a_raised_bound_never_holds(seed):
     if best is None:
         return
     r = random.Random(seed)
-    made = None
+    worse = None
     for _ in range(200):
         devices = r.sample([d.id for d in p.devices], r.randint(1, len(p.devices)))
         stages = min(len(devices), len(p.layers))
@@ -92,13 +92,13 @@ def test_a_raised_bound_never_holds(seed):
         except InfeasibleError:
             continue
         if tried.certificate.value_s >= best * 1.02:
-            made = tried
+            worse = tried
             break
-    if made is None:
+    if worse is None:
         return
-    assert failing(p, claiming(made, best * 1.01)) == {"bound"}
-    assert failing(p, claiming(made, best * (1 - 1e-9))) == set()
-    assert "bound" in failing(p, claiming(made, made.certificate.value_s, "optimal"))
+    assert failing(p, claiming(worse, best * 1.01)) == {"bound"}
+    assert failing(p, claiming(worse, best * (1 - 1e-9))) == set()
+    assert "bound" in failing(p, claiming(worse, worse.certificate.value_s, "optimal"))
 
 
 def test_the_plan_as_it_is():
@@ -133,43 +133,43 @@ def test_the_plan_as_it_is():
 )
 def test_each_tampered_number_fails(edits, check):
     p = linked()
-    made = plan(p)
-    assert len(made.stages) == 3
-    assert check in failing(p, changed(made, *edits))
+    planned = plan(p)
+    assert len(planned.stages) == 3
+    assert check in failing(p, changed(planned, *edits))
 
 
 def test_an_optimal_status_with_a_gap_fails():
     p = linked()
-    made = plan(p)
-    low = made.certificate.value_s * 0.9
-    assert failing(p, claiming(made, low)) == set()
-    assert failing(p, claiming(made, low, "optimal")) == {"certificate"}
+    planned = plan(p)
+    low = planned.certificate.value_s * 0.9
+    assert failing(p, claiming(planned, low)) == set()
+    assert failing(p, claiming(planned, low, "optimal")) == {"certificate"}
 
 
 def test_another_order_of_stages_fails():
     p = linked()
-    made = plan(p)
-    a, b, _ = (stage.replicas[0].device for stage in made.stages)
+    planned = plan(p)
+    a, b, _ = (stage.replicas[0].device for stage in planned.stages)
     swapped = changed(
-        made, ("stages", 0, "replicas", 0, "device", b), ("stages", 1, "replicas", 0, "device", a)
+        planned, ("stages", 0, "replicas", 0, "device", b), ("stages", 1, "replicas", 0, "device", a)
     )
     assert {"value", "prediction"} <= failing(p, swapped)
 
 
 def test_another_cut_fails():
     p = linked()
-    made = plan(p)
-    at = made.stages[0].stop
-    moved = changed(made, ("stages", 0, "stop", at + 1), ("stages", 1, "start", at + 1))
+    planned = plan(p)
+    at = planned.stages[0].stop
+    moved = changed(planned, ("stages", 0, "stop", at + 1), ("stages", 1, "start", at + 1))
     assert {"value", "prediction"} <= failing(p, moved)
 
 
 def test_a_stage_in_a_grid_has_one_device():
     p = problem(speeds=[1, 1])
-    made = plan(p, "even")
-    stage = made.stages[0].replicas[0].model_dump()
+    planned = plan(p, "even")
+    stage = planned.stages[0].replicas[0].model_dump()
     both = [{**stage, "microbatches": 2, "in_flight": 1}, {**stage, "device": "n1/cpu:0", "microbatches": 2}]
-    raw = json.loads(made.to_json())
+    raw = json.loads(planned.to_json())
     raw["stages"] = [{"start": 0, "stop": 6, "replicas": both}]
     with pytest.raises(RecordError, match="a stage has one device, not 2"):
         parse(Plan, json.dumps(raw), "plan.json")
@@ -182,22 +182,26 @@ def _with_device(p, name, **update):
 
 def test_a_changed_problem_fails_by_name():
     p = linked()
-    made = plan(p)
-    first, last = made.stages[0].replicas[0].device, made.stages[-1].replicas[0].device
-    need = made.predicted.replicas[0].memory_bytes
-    assert failing(_with_device(p, first, memory_bytes=need), made) == {"problem"}
-    assert "memory" in failing(_with_device(p, first, memory_bytes=need * 0.999), made)
-    assert failing(_with_device(p, first, reserved_bytes=30.0), made) >= {"problem", "memory", "prediction"}
-    assert "pins" in failing(p.model_copy(update={"first_stage": (last,)}), made)
-    assert "pins" in failing(p.model_copy(update={"last_stage": (first,)}), made)
-    assert "in flight" in failing(p.model_copy(update={"schedule": "gpipe"}), made)
-    assert "stages" in failing(p.model_copy(update={"microbatches": 5}), made)
-    assert "stages" in failing(p.model_copy(update={"layers": p.layers[:-1]}), made)
+    planned = plan(p)
+    first, last = planned.stages[0].replicas[0].device, planned.stages[-1].replicas[0].device
+    need = planned.predicted.replicas[0].memory_bytes
+    assert failing(_with_device(p, first, memory_bytes=need), planned) == {"problem"}
+    assert "memory" in failing(_with_device(p, first, memory_bytes=need * 0.999), planned)
+    assert failing(_with_device(p, first, reserved_bytes=30.0), planned) >= {
+        "problem",
+        "memory",
+        "prediction",
+    }
+    assert "pins" in failing(p.model_copy(update={"first_stage": (last,)}), planned)
+    assert "pins" in failing(p.model_copy(update={"last_stage": (first,)}), planned)
+    assert "in flight" in failing(p.model_copy(update={"schedule": "gpipe"}), planned)
+    assert "stages" in failing(p.model_copy(update={"microbatches": 5}), planned)
+    assert "stages" in failing(p.model_copy(update={"layers": p.layers[:-1]}), planned)
     others = tuple(d.model_copy(update={"id": f"x{i}"}) for i, d in enumerate(p.devices))
-    assert "stages" in failing(p.model_copy(update={"devices": others, "links": ()}), made)
+    assert "stages" in failing(p.model_copy(update={"devices": others, "links": ()}), planned)
     slower = tuple(link.model_copy(update={"latency_s": 1.0}) for link in p.links)
-    assert {"problem", "value"} <= failing(p.model_copy(update={"links": slower}), made)
-    assert {"problem", "value"} <= failing(_with_device(p, first, flops_per_s=0.5), made)
+    assert {"problem", "value"} <= failing(p.model_copy(update={"links": slower}), planned)
+    assert {"problem", "value"} <= failing(_with_device(p, first, flops_per_s=0.5), planned)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0"])
@@ -212,15 +216,15 @@ def test_no_number_at_all_is_a_record_error(key, value):
 
 def test_numbers_too_large_to_add_up_fail():
     p = problem()
-    made = plan(p, "even")
+    planned = plan(p, "even")
     slow = tuple(d.model_copy(update={"flops_per_s": 1e-308}) for d in p.devices)
-    assert "stages" in failing(p.model_copy(update={"devices": slow}), made)
+    assert "stages" in failing(p.model_copy(update={"devices": slow}), planned)
 
 
 def test_an_interval_holds_the_step_and_needs_uncertain_figures():
     base = problem()
-    sure, made = plan(base), {"low_s": 0.0, "high_s": 1e9}
-    assert failing(base, changed(sure, ("predicted", "interval", made))) == {"interval"}
+    sure, interval = plan(base), {"low_s": 0.0, "high_s": 1e9}
+    assert failing(base, changed(sure, ("predicted", "interval", interval))) == {"interval"}
     devices = tuple(d.model_copy(update={"time_uncertainty": 0.05}) for d in base.devices)
     p = base.model_copy(update={"devices": devices})
     unsure = with_interval(plan(p))
@@ -237,8 +241,8 @@ def test_what_can_not_be_checked_is_named():
     base = linked().model_copy(update={"schedule": "eager-1f1b", "microbatches": 12})
     slow = tuple(link.model_copy(update={"latency_s": 4.0}) for link in base.links)
     p = base.model_copy(update={"links": slow})
-    made = plan(p, "heuristic")
-    verdict = verify(p, claiming(made, made.certificate.value_s * 0.999))
+    planned = plan(p, "heuristic")
+    verdict = verify(p, claiming(planned, planned.certificate.value_s * 0.999))
     assert verdict.ok
     assert [check.name for check in verdict.checks if not check.checked] == ["bound"]
     assert verdict.checks[-1].detail

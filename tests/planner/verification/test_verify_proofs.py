@@ -42,11 +42,11 @@ def test_no_method_is_wrong(make, seed):
     methods = METHODS if p.objective == "bottleneck" else by_step
     for name, method in methods.items():
         for share in (BELOW, ABOVE, 1.01, 1.3):
-            found = method(facts, (best or 1e9) * share).holds
+            holds = method(facts, (best or 1e9) * share).holds
             truth = share == BELOW or best is None
-            assert found in (truth, None), (name, share)
+            assert holds in (truth, None), (name, share)
             if name in ("subsets", "paths"):
-                assert found == truth, share
+                assert holds == truth, share
 
 
 def test_memory_has_a_price():
@@ -89,9 +89,9 @@ def test_many_equal_devices_are_counted():
 
 def test_too_many_subsets_say_so():
     p = problem(flops=[1.0] * 40, speeds=[1 + d / 100 for d in range(30)])
-    found = proof_by_subsets.prove(ProblemData(p), 1.0)
-    assert found.holds is None
-    assert "30 devices" in found.detail
+    proof = proof_by_subsets.prove(ProblemData(p), 1.0)
+    assert proof.holds is None
+    assert "30 devices" in proof.detail
 
 
 def steps(devices, layers, seed, schedule="1f1b"):
@@ -125,9 +125,9 @@ def test_paths_settle_six_devices():
     low, high = 1.0, 1e3
     while high - low > 1e-6 * low:
         middle = (low + high) / 2
-        found = proof_by_paths.prove(ProblemData(p), middle)
-        assert found.holds is not None
-        low, high = (middle, high) if found.holds else (low, middle)
+        proof = proof_by_paths.prove(ProblemData(p), middle)
+        assert proof.holds is not None
+        low, high = (middle, high) if proof.holds else (low, middle)
     assert lower_bound.prove(ProblemData(p), low).holds is True
     assert lower_bound.prove(ProblemData(p), high * 1.001).holds is False
 
@@ -138,15 +138,15 @@ def test_a_step_is_at_least_its_stages():
     proof = plan(slowest, time_limit_s=4.0).certificate
     facts = ProblemData(slowest.model_copy(update={"objective": "iteration"}))
     bound_s = 8 * proof.lower_bound_s
-    found = lower_bound.prove(facts, bound_s * (1 - 1e-6), proof.witness)
-    assert found.holds is True
-    assert "by its witness" in found.detail
+    of_step = lower_bound.prove(facts, bound_s * (1 - 1e-6), proof.witness)
+    assert of_step.holds is True
+    assert "by its witness" in of_step.detail
     assert lower_bound._volume(facts, bound_s * 1.1).holds is None
     further = lower_bound.prove(facts, bound_s * 1.1)  # filling and draining take time too
     assert further.holds is True
     assert "volume bound" not in further.detail
-    made = plan(facts.problem, "heuristic").certificate.value_s
-    assert lower_bound.prove(facts, made * (1 + 1e-6)).holds is not True
+    value_s = plan(facts.problem, "heuristic").certificate.value_s
+    assert lower_bound.prove(facts, value_s * (1 + 1e-6)).holds is not True
 
 
 def test_nothing_is_below_zero():

@@ -32,10 +32,10 @@ def test_no_prices_rule_out_a_plan_that_exists(seed: int) -> None:
         places = tuple(
             r.choice([0.0, r.uniform(0, 0.3)]) for _ in range(r.choice([0, 2, len(problem.layers)]))
         )
-        found = proof_by_witness.prove(
+        proof = proof_by_witness.prove(
             facts, best * (1 + 1e-9), Witness(layer_prices=layers, place_prices=places)
         )
-        assert found.holds is not True
+        assert proof.holds is not True
 
 
 def test_equal_prices_prove_what_whole_layers_imply() -> None:
@@ -71,26 +71,28 @@ def test_it_takes_moments_for_many_devices() -> None:
 @pytest.mark.parametrize("asked", [{}, {"objective": "iteration", "schedule": "zero-bubble"}])
 def test_a_bound_by_prices_brings_them_along(memory: bool, asked: dict[str, str]) -> None:
     problem = encoders(40, 24, memory=memory).model_copy(update=asked)
-    made = plan(problem, "optimal", time_limit_s=4.0)
-    witness = made.certificate.witness
-    if "prices" not in made.certificate.method:
-        pytest.fail(f"this problem is to be bounded by prices, not by {made.certificate.method}")
+    planned = plan(problem, "optimal", time_limit_s=4.0)
+    witness = planned.certificate.witness
+    if "prices" not in planned.certificate.method:
+        pytest.fail(f"this problem is to be bounded by prices, not by {planned.certificate.method}")
     assert witness is not None
-    assert verify(problem, made).ok
-    assert Plan.model_validate_json(made.to_json()) == made
+    assert verify(problem, planned).ok
+    assert Plan.model_validate_json(planned.to_json()) == planned
 
 
 def test_a_witness_that_does_not_prove_its_bound_is_refused() -> None:
     """Without one, a bound beyond what can be proved here is told as not checked."""
     problem = encoders(40, 24).model_copy(update={"objective": "iteration"})
-    made = plan(problem, "heuristic")
-    value_s = made.certificate.value_s
-    forged = made.certificate.model_copy(update={"lower_bound_s": value_s, "gap": 0.0, "status": "optimal"})
-    unproved = verify(problem, made.model_copy(update={"certificate": forged}))
+    planned = plan(problem, "heuristic")
+    value_s = planned.certificate.value_s
+    forged = planned.certificate.model_copy(
+        update={"lower_bound_s": value_s, "gap": 0.0, "status": "optimal"}
+    )
+    unproved = verify(problem, planned.model_copy(update={"certificate": forged}))
     assert [check.name for check in unproved.checks if not check.checked] == ["bound"]
     equal = Witness(layer_prices=(1.0,) * len(problem.layers))
     forged = forged.model_copy(update={"witness": equal})
-    refused = verify(problem, made.model_copy(update={"certificate": forged}))
+    refused = verify(problem, planned.model_copy(update={"certificate": forged}))
     assert [check.name for check in refused.checks if not check.ok] == ["bound"]
 
 
@@ -148,7 +150,7 @@ def test_prices_by_place_prove_what_was_claimed_of_them(seed: int, devices: int,
 def test_bounds_of_plans_are_checked(seed: int, devices: int, layers: int) -> None:
     """Too many devices to go through all subsets, and nothing repeats."""
     problem = by_place(seed, devices, layers)
-    made = plan(problem, time_limit_s=0.5)
-    verdict = verify(problem, made)
+    planned = plan(problem, time_limit_s=0.5)
+    verdict = verify(problem, planned)
     assert verdict.ok
-    assert verdict.checks[-1].checked or "bound: CP-SAT" in made.certificate.method
+    assert verdict.checks[-1].checked or "bound: CP-SAT" in planned.certificate.method

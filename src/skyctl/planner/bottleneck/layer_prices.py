@@ -65,7 +65,7 @@ class LayerPrices:
 
     def __init__(self, reach: ReachTable) -> None:
         self.reach = reach
-        self.known: list[Floats] = []
+        self.prefixes: list[Floats] = []
         self.cells = len(reach.members) * reach.layers
         self.by_place = reach.staged and len(reach.members) * reach.model.max_stages <= MAX_PLACES
         self._time: tuple[float, Ints] | None = None
@@ -83,7 +83,7 @@ class LayerPrices:
         if prices.sum() > 0:
             prefix = np.zeros(len(prices) + 1)
             np.cumsum(prices / prices.sum(), out=prefix[1:])
-            self.known.append(prefix)
+            self.prefixes.append(prefix)
 
     def far(self, limit_s: float, in_flight: int | None = None) -> Ints:
         """``ReachTable.far``, with the least number in flight where none is given."""
@@ -122,7 +122,7 @@ class LayerPrices:
             by_place = self.by_place and self.refute(limit_s, by_place=True)
             if not by_place:
                 return None
-        prefix = self.known[-1]
+        prefix = self.prefixes[-1]
         place = self.shares(prefix, limit_s).place if by_place else ()
         return Witness(
             layer_prices=tuple(map(float, np.diff(prefix))),
@@ -131,14 +131,14 @@ class LayerPrices:
 
     def refute(self, limit_s: float, *, by_place: bool = False) -> bool:
         """Whether known prices show that no plan keeps the limit."""
-        for i in range(len(self.known) - 1, -1, -1):
-            prefix = self.known[i]
+        for i in range(len(self.prefixes) - 1, -1, -1):
+            prefix = self.prefixes[i]
             if by_place:
                 spare = self.shares(prefix, limit_s).spare
             else:
                 spare = float(self.most(prefix, limit_s) @ self.reach.sizes) - 1
             if spare < -EPSILON:
-                self.known.append(self.known.pop(i))
+                self.prefixes.append(self.prefixes.pop(i))
                 return True
         return False
 
@@ -149,7 +149,7 @@ def price_bound_s(
     """(the largest limit between two that is refuted, how); no plan keeps ``low_s`` already.
 
     ``high_s``: a plan's value, or infinite where none is known: the bound is infinite where there is none.
-    The prices that show it are ``prices.known[-1]`` then.
+    The prices that show it are ``prices.prefixes[-1]`` then.
     """
     if high_s == math.inf:
         kind_of_proof = _nothing_fits(prices, deadline)
@@ -206,7 +206,7 @@ def _improved(prices: LayerPrices, between: tuple[float, float], deadline: float
             break
         prices.add(better)
         if not prices.refute(low * (1 + STEP)):
-            prices.known.pop()
+            prices.prefixes.pop()
             break
         low = _bisect(prices, (low * (1 + STEP), high), deadline)
     return low

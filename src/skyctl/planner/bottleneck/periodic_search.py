@@ -151,10 +151,10 @@ class PeriodicSearch:
 
     def edges(self, kept: tuple[int, ...]) -> StageEdges:
         """All edges between the kept positions and the phases."""
-        known = self._edges.get(kept)
-        if known is None:
-            known = self._edges[kept] = StageEdges(self.model, self.reach, self.run, kept)
-        return known
+        edges = self._edges.get(kept)
+        if edges is None:
+            edges = self._edges[kept] = StageEdges(self.model, self.reach, self.run, kept)
+        return edges
 
     def kept(self, limit_s: float) -> tuple[int, ...]:
         """The positions outside the run at which a plan within the limit may need to cut."""

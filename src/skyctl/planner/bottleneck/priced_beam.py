@@ -140,7 +140,7 @@ def search_beams(
         if best is None:
             return None
     high_s = bottleneck_s(model, best)
-    beams = [PricedBeam(prices, known) for known in prices.known[:-3:-1]]
+    beams = [PricedBeam(prices, prefix) for prefix in prices.prefixes[:-3:-1]]
     below = low_s
     for width in widths:
         if width * len(reach.members) * model.max_stages > MAX_WORK:
@@ -170,8 +170,8 @@ def first_placement(prices: LayerPrices, low_s: float, deadline: float) -> Place
     for i, (limit_s, width) in enumerate(tries):
         if (i % 3 or width > WIDTHS[0]) and time.perf_counter() > deadline:
             continue
-        for known in reversed(prices.known):
-            placement = PricedBeam(prices, known).find(limit_s, width)
+        for prefix in reversed(prices.prefixes):
+            placement = PricedBeam(prices, prefix).find(limit_s, width)
             if placement is not None:
                 return placement
     return None

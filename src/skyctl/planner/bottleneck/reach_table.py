@@ -88,8 +88,8 @@ class ReachTable:
 
     def memory_far(self, in_flight: int) -> Ints:
         """By memory size and start 0 … L, the largest stop that fits (the start itself: none)."""
-        known = self._far.get(in_flight)
-        if known is None:
+        table = self._far.get(in_flight)
+        if table is None:
             at = np.arange(self.layers + 1)
             sums = self._state + in_flight * self._activation
             out = np.empty((len(self.caps), self.layers + 1), dtype=np.int64)
@@ -101,13 +101,13 @@ class ReachTable:
                 far = np.clip(far, at, self.layers)
                 self._step(far, at, cap, in_flight, -1)
                 out[row] = far
-            known = self._far[in_flight] = out
-        return known
+            table = self._far[in_flight] = out
+        return table
 
     def memory_low(self, in_flight: int) -> Ints:
         """By memory size and stop 0 … L, the smallest start that fits (the stop itself: none)."""
-        known = self._low.get(in_flight)
-        if known is None:
+        table = self._low.get(in_flight)
+        if table is None:
             at = np.arange(self.layers + 1)
             sums = self._state + in_flight * self._activation
             out = np.empty((len(self.caps), self.layers + 1), dtype=np.int64)
@@ -119,8 +119,8 @@ class ReachTable:
                 low = np.clip(low, 0, at)
                 self._step(low, at, cap, in_flight, 1)
                 out[row] = low
-            known = self._low[in_flight] = out
-        return known
+            table = self._low[in_flight] = out
+        return table
 
     def _step(self, ends: Ints, fixed: Ints, cap: float, in_flight: int, step: int) -> None:
         """Moves ``ends`` towards ``fixed`` until each range fits or is empty."""

@@ -62,11 +62,11 @@ def _alike(model: CostModel, reach: ReachTable) -> Ints:
     problem = model.problem
     columns: list[Floats] = []
     times = [problem.times.get(model.ids[group[0]]) for group in reach.members]
-    for known in dict.fromkeys(times):
-        if known is None:
+    for layer_times in dict.fromkeys(times):
+        if layer_times is None:
             columns.append(np.array([layer.flops for layer in problem.layers]))
         else:
-            columns += [np.array(known.forward_s), np.array(known.backward_s)]
+            columns += [np.array(layer_times.forward_s), np.array(layer_times.backward_s)]
     if not model.unlimited:
         for field in ("state_bytes", "activation_bytes", "workspace_bytes"):
             columns.append(np.array([getattr(layer, field) for layer in problem.layers]))

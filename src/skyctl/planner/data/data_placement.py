@@ -224,13 +224,13 @@ def best_of_set(
     if model.microbatches < len(holders):
         return None
     costs = [model.fitting_cost(d) for d in holders]
-    known = [cost for cost in costs if cost is not None]
-    if len(known) < len(costs):
+    fitting = [cost for cost in costs if cost is not None]
+    if len(fitting) < len(costs):
         return None
     if len(holders) == 1:
         return best_of_groups(fitting_groups(model, holders), model.microbatches, below_s)
     terms = model.layouts.terms(holders)
-    floors_s = floors_of(model, known, terms.byte_s, terms.latency_s)
+    floors_s = floors_of(model, fitting, terms.byte_s, terms.latency_s)
     best = None
     for k in np.argsort(floors_s, kind="stable").tolist():
         if floors_s[k] >= below_s:
@@ -268,5 +268,5 @@ def may_miss_ring(model: HolderCosts, holders: tuple[int, ...], below_s: float) 
     costs = [cost for d in holders if (cost := model.fitting_cost(d)) is not None]
     if least is None or len(costs) < len(holders):
         return False
-    byte_s, latency_s = (np.array([one]) for one in least)
+    byte_s, latency_s = (np.array([value]) for value in least)
     return bool(floors_of(model, costs, byte_s, latency_s)[0] < below_s)

@@ -82,10 +82,10 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
         if alone is None:
             raise_no_holder(model)
         return _made_plan(model, strategy, alone, ALONE_METHOD, limit)
-    found = _search(model, strategy, limit.search_until)
-    if found.best is None:
+    search = _search(model, strategy, limit.search_until)
+    if search.best is None:
         raise_no_holder(model)
-    return _made_plan(model, strategy, found.best, _method(problem, strategy, found), limit, found)
+    return _made_plan(model, strategy, search.best, _method(problem, strategy, search), limit, search)
 
 
 def _search(model: HolderCosts, strategy: Strategy, deadline: float) -> SetSearch:
@@ -94,13 +94,13 @@ def _search(model: HolderCosts, strategy: Strategy, deadline: float) -> SetSearc
     return search_routes(model, deadline, prove=strategy == "optimal")
 
 
-def _method(problem: Problem, strategy: Strategy, found: SetSearch) -> str:
+def _method(problem: Problem, strategy: Strategy, search: SetSearch) -> str:
     """How a plan was found and what proves it, for the certificate: over which routes is part of it."""
     routes = ROUTES_WORDS[problem.sync]
-    looked_at = f"{found.sets} sets" + (f", trees of {found.packed}" if found.packed else "")
+    looked_at = f"{search.sets} sets" + (f", trees of {search.packed}" if search.packed else "")
     if strategy == "heuristic":
         return f"{GREEDY_METHOD}, {routes}"
-    if found.complete:
+    if search.complete:
         return f"every set of holders, {routes}: {looked_at}"
     return f"{GREEDY_METHOD}, {routes}: {looked_at}; bound by each device's work and lines"
 
@@ -162,8 +162,8 @@ def _best_routes(
     model: HolderCosts, groups: Sequence[HolderGroup], shares: Sequence[int]
 ) -> DataPlacement | None:
     """The fastest way of these to sum, with those shares; None: there is none."""
-    made = [group.with_shares(shares) for group in groups]
-    return min(made, key=partial(_weighed_s, least_gain(model.problem)), default=None)
+    placements = [group.with_shares(shares) for group in groups]
+    return min(placements, key=partial(_weighed_s, least_gain(model.problem)), default=None)
 
 
 def _weighed_s(gain: float, placed: DataPlacement) -> float:
@@ -206,16 +206,16 @@ def _made_plan(
     placed: DataPlacement,
     method: str,
     limit: TimeLimit,
-    found: SetSearch | None = None,
+    search: SetSearch | None = None,
 ) -> Plan:
     """The plan's record, with its certificate and why devices are unused.
 
     Holders, root and shares of a parameter server are those of the best star that sums, which has the same
     work and the same lines; its steps are then played, and nothing is proved of them.
 
-    ``found``: the search that the placement comes from.
+    ``search``: the search that the placement comes from.
     """
-    proved = found if strategy == "optimal" else None
+    proved = search if strategy == "optimal" else None
     proof = make_certificate(
         placed.iteration_s,
         None if proved is None else proved.bound_s,
@@ -223,14 +223,14 @@ def _made_plan(
         method=method,
         wall_s=time.perf_counter() - limit.began,
     )
-    if found is not None and found.prices:
-        proof = proof.model_copy(update={"witness": Witness(route_prices=found.prices)})
+    if search is not None and search.prices:
+        proof = proof.model_copy(update={"witness": Witness(route_prices=search.prices)})
     why = explain_unused(model, strategy, placed, proof, limit.until)
     candidate = placed.candidate(model)
     if not model.problem.rhythm.is_stale or not candidate.sums:
         return make_plan(model, strategy, play(model, candidate), proof, why)
     root = candidate.pipelines[root_of(candidate)]
-    others = (one for one in candidate.pipelines if one != root)
+    others = (pipeline for pipeline in candidate.pipelines if pipeline != root)
     step = play(model, candidate._replace(pipelines=(root, *others)))
     served = Certificate(
         status="feasible",

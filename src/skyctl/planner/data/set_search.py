@@ -91,9 +91,9 @@ class Incumbent:
         least_s = level_in_parts_s(self.model.microbatches, extras, times)
         if max(least_s, *(self.overlapped_s[d] for d in holders)) >= self.best.iteration_s:
             return False
-        found = best_of_set(self.model, holders, self.best.iteration_s)
-        self.best = found or self.best
-        return found is not None
+        better = best_of_set(self.model, holders, self.best.iteration_s)
+        self.best = better or self.best
+        return better is not None
 
     def improve_star(self, holders: tuple[int, ...], root: int) -> None:
         """Looks at a star of those of the holders that get a microbatch there if nobody needs to have one."""

@@ -60,8 +60,8 @@ def pack_set(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> P
     there = (*holders, *helpers)
     tried: list[tuple[RouteNetwork, Packing]] = []
     for over in ((), helpers) if helpers else ((),):
-        known = [tree for _, packed in tried for tree in _own(packed)]
-        tried += _packings(model, holders, over, deadline, edge_s, known)
+        first_trees = [tree for _, packed in tried for tree in _own(packed)]
+        tried += _packings(model, holders, over, deadline, edge_s, first_trees)
     layouts = [
         Layout(holders, trees=tuple(_device_route(route, there) for route in routes))
         for network, packed in tried
@@ -77,19 +77,19 @@ def _packings(
     helpers: tuple[int, ...],
     deadline: float,
     edge_s: Callable[[Pair], float],
-    known: Sequence[Tree],
+    first_trees: Sequence[Tree],
 ) -> Iterator[tuple[RouteNetwork, Packing]]:
     """The best trees on links alone; those that spare processors; those without far links.
 
-    ``known``: trees to begin with; the others as in ``pack_set``.
+    ``first_trees``: trees to begin with; the others as in ``pack_set``.
     """
     wires = route_network(model, holders, helpers)
     quick = quickest_trees(wires, edge_s)
-    packing = pack_trees(wires, deadline, known=(*quick, *known))
+    packing = pack_trees(wires, deadline, first_trees=(*quick, *first_trees))
     yield wires, packing
     processors = route_network(model, holders, helpers, processors=True)
     if any(processors.add_byte_s) or any(processors.message_byte_s):
-        yield processors, pack_trees(processors, deadline, known=(*quick, *known, *_own(packing)))
+        yield processors, pack_trees(processors, deadline, first_trees=(*quick, *first_trees, *_own(packing)))
     near = _without_far_links(model, (*holders, *helpers), wires, packing.byte_s)
     if near is not None:
         with suppress(InputError):  # the others alone do not join all holders

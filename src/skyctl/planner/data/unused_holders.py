@@ -98,9 +98,9 @@ def explain_unused(
 
     ``deadline``: when to look no further for what a device would cost, in seconds of ``time.perf_counter``.
     """
-    if (said := SAID.get(strategy)) is not None:
-        return lambda _: said
-    known = unused_devices.known_without(proof)
+    if (reason := SAID.get(strategy)) is not None:
+        return lambda _: reason
+    claim = unused_devices.known_without(proof)
     looked_at = count(len(placed.holders) + 2, len(placed.holders) + 2)
     beside = _Beside(model, placed.holders, deadline)
 
@@ -108,7 +108,7 @@ def explain_unused(
         if (fact := _kept_out(model, placed, device)) is not None:
             return fact
         may_look = next(looked_at) <= MOST_LAYOUTS and time.perf_counter() < deadline
-        return _unpaid(model, placed, device, beside, known) if may_look else known
+        return _unpaid(model, placed, device, beside, claim) if may_look else claim
 
     return why
 
@@ -138,17 +138,17 @@ def _no_help(model: HolderCosts, placed: DataPlacement, device: int) -> str:
     return "it is to help, and no routes over it that save enough were found"
 
 
-def _unpaid(model: HolderCosts, placed: DataPlacement, device: int, beside: _Beside, known: str) -> str:
+def _unpaid(model: HolderCosts, placed: DataPlacement, device: int, beside: _Beside, claim: str) -> str:
     """What it would cost to add the device, and from how many microbatches on it would pay."""
     one_more = beside.with_one_more(device)
     added = one_more.best()
     if added is None:
-        return f"{known}; with it, no way to sum gradients fits in memory"
+        return f"{claim}; with it, no way to sum gradients fits in memory"
     change = added.iteration_s / placed.iteration_s - 1 if placed.iteration_s > 0 else 0.0
     slower = _slower(change) if change > unused_devices.NOTABLE else "no faster"
     share = added.shares[added.holders.index(device)]
     reason = (
-        f"{known}; with it a step would be {slower} ({added.iteration_s:.3g} s): it would take {share} of "
+        f"{claim}; with it a step would be {slower} ({added.iteration_s:.3g} s): it would take {share} of "
         f"{model.microbatches} microbatches, and summing gradients would take {added.sync_s:.3g} s after the "
         "last backward"
     )
@@ -173,12 +173,12 @@ def least_paying(plan: Plan) -> tuple[int, str] | None:
     model = HolderCosts(plan.problem)
     index = {name: d for d, name in enumerate(model.ids)}
     holders = tuple(sorted(index[stage.device] for stage in plan.placed_stages))
-    found = []
+    paying = []
     beside = _Beside(model, holders, time.perf_counter() + PACKED_S)
     for number, unused in enumerate(plan.unused, start=1):
         device = index[unused.device]
         if model.fitting_cost(device) is not None and number * (len(holders) + 2) <= MOST_LAYOUTS:
             pays_from = beside.with_one_more(device).pays_from()
             if pays_from is not None:
-                found.append((pays_from, unused.device))
-    return min(found, default=None)
+                paying.append((pays_from, unused.device))
+    return min(paying, default=None)

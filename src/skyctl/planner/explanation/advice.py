@@ -207,15 +207,17 @@ class _AdviceSearch:
 
     def _carried(self, model: CostModel) -> Placement | None:
         """The current plan on a changed problem; its neighbours take over the layers of a removed device."""
-        known = set(model.ids)
+        remaining = set(model.ids)
         ids = [self.model.ids[stage.device] for stage in self.placement]
-        kept = [(name, p.start, p.stop) for name, p in zip(ids, self.placement, strict=True) if name in known]
+        kept = [
+            (name, p.start, p.stop) for name, p in zip(ids, self.placement, strict=True) if name in remaining
+        ]
         if not kept:
             return None
         if len(kept) == len(self.placement):
             same = tuple(StageAssignment(model.index(name), p, q) for name, p, q in kept)
             return same if model.is_allowed(same) else None
-        gone = next(s for s, name in enumerate(ids) if name not in known)
+        gone = next(s for s, name in enumerate(ids) if name not in remaining)
         start, stop = self.placement[gone].start, self.placement[gone].stop
         cuts = {start, (start + stop) // 2, stop}
         if gone in (0, len(ids) - 1):

@@ -70,7 +70,7 @@ def stage_views(plan: Plan) -> tuple[StageView, ...]:
     largest = max(works_s)
     step_s = plan.predicted.iteration_s
     views = []
-    for s, ((d, p, q), stage_s, said) in enumerate(
+    for s, ((d, p, q), stage_s, predicted) in enumerate(
         zip(placement, works_s, plan.predicted.replicas, strict=True)
     ):
         device = plan.problem.devices[d]
@@ -85,10 +85,10 @@ def stage_views(plan: Plan) -> tuple[StageView, ...]:
                 stop=q,
                 stage_s=stage_s,
                 load=stage_s / largest if largest > 0 else 0.0,
-                busy=said.compute_s / step_s if step_s > 0 else 0.0,
+                busy=predicted.compute_s / step_s if step_s > 0 else 0.0,
                 link_s=link_s,
-                memory_bytes=said.memory_bytes,
-                memory_share=_share(said.memory_bytes, device.memory_bytes),
+                memory_bytes=predicted.memory_bytes,
+                memory_share=_share(predicted.memory_bytes, device.memory_bytes),
             )
         )
     return tuple(views)
@@ -213,13 +213,13 @@ def _schedule(plan: Plan) -> list[str]:
     if not (model.chooses_depth and model.by_iteration) or len(plan.placed_stages) < 2:
         return []
     placement, execution = read_placement(model, plan)
-    said = f"{NAMES[model.schedule]}, in flight {_numbers(execution.in_flight)}"
+    words = f"{NAMES[model.schedule]}, in flight {_numbers(execution.in_flight)}"
     if any(execution.deferred):
-        said += f", weight gradients behind {_numbers(execution.deferred)}"
+        words += f", weight gradients behind {_numbers(execution.deferred)}"
     slowest = max(model.work_s.of(placement))
     least = least_execution(model, placement).in_flight
     if execution.in_flight == least:
-        return [f"{said}: no more than 1F1B keeps"]
+        return [f"{words}: no more than 1F1B keeps"]
     links = []
     for a, b in pairwise(placement):
         for x, y in ((a.device, b.device), (b.device, a.device)):
@@ -227,11 +227,11 @@ def _schedule(plan: Plan) -> list[str]:
             links.append((seconds + latency_s, seconds, f"{model.ids[x]} → {model.ids[y]}"))
     taken, busy, name = max(links)
     if slowest <= 0 or taken < TELLING * slowest:
-        return [f"{said}, 1F1B {_numbers(least)}: the stages' times differ"]
+        return [f"{words}, 1F1B {_numbers(least)}: the stages' times differ"]
     how = f"the link {name} takes {busy / slowest:.0%} of the slowest stage's time"
     if busy < TELLING * slowest:
         how = f"a message {name} is under way for {taken / slowest:.0%} of the slowest stage's time"
-    return [f"{said}, 1F1B {_numbers(least)}: {how}"]
+    return [f"{words}, 1F1B {_numbers(least)}: {how}"]
 
 
 def _numbers(values: tuple[int, ...]) -> str:

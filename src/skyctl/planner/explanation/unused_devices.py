@@ -54,9 +54,9 @@ def explain_unused(
         return dict.fromkeys(idle, "only 1 layer" if model.layers == 1 else f"only {model.layers} layers")
     if strategy in SAID:
         return dict.fromkeys(idle, SAID[strategy])
-    known = known_without(proof, "no faster plan with it was found")
+    claim = known_without(proof, "no faster plan with it was found")
     if proof.status == "optimal" and whole_blocks:
-        known = PROVED_AMONG_WHOLE_BLOCKS
+        claim = PROVED_AMONG_WHOLE_BLOCKS
     least = min(x.state_bytes + x.activation_bytes + x.workspace_bytes for x in model.problem.layers)
     reasons = {d: _kept_out(model, d, least) for d in idle}
     alike: dict[object, list[int]] = {}
@@ -72,7 +72,7 @@ def explain_unused(
         cost, played = places.cheapest(group[0], share)
         simulations -= played
         possible = places.possible(group[0])
-        reasons.update(dict.fromkeys(group, _reason(model, proof, known, possible, cost)))
+        reasons.update(dict.fromkeys(group, _reason(model, proof, claim, possible, cost)))
     return {d: reasons[d] or "" for d in idle}
 
 
@@ -119,27 +119,27 @@ def _kept_out(model: CostModel, device: int, least_alone: float) -> str | None:
     return None
 
 
-def _reason(model: CostModel, proof: Certificate, known: str, possible: bool, cost: float | None) -> str:
+def _reason(model: CostModel, proof: Certificate, claim: str, possible: bool, cost: float | None) -> str:
     """Why a device stays unused, in words.
 
     Args:
-        known: what is known of plans with the device.
+        claim: what is known of plans with the device.
         possible: whether there is any place for it.
         cost: the least objective found with it in the plan, in seconds; None: not looked for.
     """
     if proof.value_s <= 0:
         return "nothing would be gained"
     if not possible:
-        return f"{known}; no way was found to fit it into this one"
+        return f"{claim}; no way was found to fit it into this one"
     if cost is None:
-        return known
+        return claim
     change = cost / proof.value_s - 1
     what = "is" if model.by_iteration else "makes the slowest stage"
     if change > NOTABLE:
-        return f"{known}; the best way found to add it {what} {percent_text(change)} slower"
+        return f"{claim}; the best way found to add it {what} {percent_text(change)} slower"
     if change < -NOTABLE and proof.status != "optimal":  # the search had stopped before
         return f"found only after the search had ended: adding it {what} {percent_text(-change)} faster"
-    return f"{known}; the best way found to add it gains nothing"
+    return f"{claim}; the best way found to add it gains nothing"
 
 
 def percent_text(share: float) -> str:

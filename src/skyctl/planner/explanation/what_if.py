@@ -63,7 +63,7 @@ def _schedules(problem: Problem) -> Iterator[ProblemChange]:
     if problem.objective != "iteration" or len(problem.devices) < 2:
         return
     times = [problem.times.get(device.id) for device in problem.devices]
-    split = all(known is not None and known.weight_s is not None for known in times)
+    split = all(layer_times is not None and layer_times.weight_s is not None for layer_times in times)
     for schedule in get_args(Schedule):
         if schedule != problem.schedule and (split or schedule != "zero-bubble"):
             changed = problem.model_copy(update={"schedule": schedule})

@@ -31,33 +31,33 @@ def aligned_drafts(model: HybridModel) -> Iterator[Draft]:
 def _all_columns(model: HybridModel) -> Iterator[tuple[Column, ...]]:
     base = model.base
     for clusters in clusterings(base):
-        large = [_by_speed(base, one) for one in clusters if len(one) > 1]
+        large = [_by_speed(base, cluster) for cluster in clusters if len(cluster) > 1]
         for chain in _chains(base, large):
             for count in range(2, min(*map(len, chain), model.microbatches) + 1):
-                columns = [column for one in chain for column in _columns_of(one, count)]
+                columns = [column for cluster in chain for column in _columns_of(cluster, count)]
                 if len(columns) <= model.layers:
                     yield tuple(columns)
 
 
 def _chains(costs: CostModel, clusters: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], ...]]:
     """The nearest two clusters, then with each next one at the end that it is nearer to; and each alone."""
-    yield from ((one,) for one in clusters)
+    yield from ((cluster,) for cluster in clusters)
     table = distances_s(costs)
 
-    def away_s(one: Sequence[int], other: Sequence[int]) -> float:
-        return table.item(one[0], other[0])
+    def away_s(cluster: Sequence[int], other: Sequence[int]) -> float:
+        return table.item(cluster[0], other[0])
 
     left = list(clusters)
     if len(left) < 2:
         return
     _, i, j = min((away_s(a, b), i, j) for i, a in enumerate(left) for j, b in enumerate(left[:i]))
     chain = [left[i], left[j]]
-    left = [one for k, one in enumerate(left) if k not in (i, j)]
+    left = [cluster for k, cluster in enumerate(left) if k not in (i, j)]
     yield tuple(chain)
     while left:
         _, k, at_end = min(
-            (away_s(end, one), k, at_end)
-            for k, one in enumerate(left)
+            (away_s(end, cluster), k, at_end)
+            for k, cluster in enumerate(left)
             for end, at_end in ((chain[0], False), (chain[-1], True))
         )
         chain.insert(len(chain) if at_end else 0, left.pop(k))
@@ -84,10 +84,10 @@ def _cut(model: HybridModel, columns: tuple[Column, ...]) -> Iterator[Draft]:
             continue
         stops = [stage.stop for stage in balanced[1]]
         placements = tuple(_placed(row, stops) for row in zip(*columns, strict=True))
-        slowest_s = [max(model.base.busy_s(*stage) for stage in one) for one in placements]
+        slowest_s = [max(model.base.busy_s(*stage) for stage in placement) for placement in placements]
         yield Draft(placements, best_shares(m, [0.0] * count, slowest_s))
 
 
 def _placed(devices: Sequence[int], stops: Sequence[int]) -> Placement:
     starts = (0, *stops)
-    return tuple(StageAssignment(*one) for one in zip(devices, starts, stops, strict=False))
+    return tuple(StageAssignment(*fields) for fields in zip(devices, starts, stops, strict=False))

@@ -22,7 +22,7 @@ SAME_DISTANCE = 1.25
 
 def normal(sets: Iterable[Iterable[int]]) -> Sets:
     """The sets in one order, empty ones left out."""
-    return tuple(sorted(tuple(sorted(one)) for one in sets if one))
+    return tuple(sorted(tuple(sorted(devices)) for devices in sets if devices))
 
 
 def speed_of(costs: CostModel, device: int) -> float:
@@ -55,7 +55,7 @@ def clusterings(costs: CostModel) -> list[Sets]:
             out.append(_gathered(cluster))
             level_s = away_s
         old, new = cluster[a], cluster[b]
-        cluster = [new if one == old else one for one in cluster]
+        cluster = [new if label == old else label for label in cluster]
     return [*out, _gathered(cluster)]
 
 
@@ -100,9 +100,9 @@ def _all_starts(costs: CostModel, levels: Sequence[Sets], most: int) -> Iterator
     for clusters in levels:
         for count in range(2, most + 1):
             if count * len(clusters) <= costs.devices:
-                parts = [part for one in clusters for part in equal_parts(costs, one, count)]
+                parts = [part for devices in clusters for part in equal_parts(costs, devices, count)]
                 yield normal(parts)  # several pipelines in each cluster
-            parts_of = [equal_parts(costs, one, count) for one in clusters]
+            parts_of = [equal_parts(costs, devices, count) for devices in clusters]
             # parts that lack a device are joined to others, so that the slow clusters' fastest even it out
             yield normal([d for parts in parts_of for d in parts[i]] for i in range(count))
     fast = sorted(range(costs.devices), key=lambda d: (-speed_of(costs, d), d))
@@ -115,13 +115,13 @@ def _all_starts(costs: CostModel, levels: Sequence[Sets], most: int) -> Iterator
 
 def _few_of(costs: CostModel, clusters: Sets) -> Iterator[Sets]:
     """The fastest clusters alone; and clusters joined, the fastest with the slowest, until two are left."""
-    ranked = sorted(clusters, key=lambda one: -sum(speed_of(costs, d) for d in one))
+    ranked = sorted(clusters, key=lambda devices: -sum(speed_of(costs, d) for d in devices))
     for count in range(2, min(len(ranked), MOST_PARTS + 1)):
         yield normal(ranked[:count])
         joined: list[list[int]] = [[] for _ in range(count)]
         speeds = [0.0] * count
-        for one in ranked:
+        for devices in ranked:
             least = min(range(count), key=lambda i: speeds[i])
-            joined[least] += one
-            speeds[least] += sum(speed_of(costs, d) for d in one)
+            joined[least] += devices
+            speeds[least] += sum(speed_of(costs, d) for d in devices)
         yield normal(joined)

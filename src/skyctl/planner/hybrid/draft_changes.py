@@ -27,7 +27,7 @@ def changed_drafts(model: HybridModel, draft: Draft, drawn: random.Random) -> It
     yield from (Draft(placements, other) for other in _other_shares(shares))
     yield from (Draft(other, shares) for other in _cut_alike(placements))
     for i, placement in enumerate(placements):
-        others = [*neighbours(placement), *(one for _, one in _without_stage(placement))]
+        others = [*neighbours(placement), *(shorter for _, shorter in _without_stage(placement))]
         yield from (Draft(_with(placements, (i, other)), shares) for other in others)
     yield from (Draft(other, shares) for other in _exchanged(placements))
     yield from (Draft(other, shares) for other in _moved(placements, drawn))

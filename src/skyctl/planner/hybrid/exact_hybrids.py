@@ -121,7 +121,7 @@ class _ExactSearch:
             self._check_time()
             floors = [self._of_set(devices, share) for devices, share in choice]
             if all(floors):
-                ranked.append((max(found[0][0] for found in floors), choice))
+                ranked.append((max(of_set[0][0] for of_set in floors), choice))
         ranked.sort()
         for floor_s, choice in ranked:
             if floor_s >= self._limit_s:
@@ -133,28 +133,28 @@ class _ExactSearch:
         """Two disjoint sets of devices or more, with every way to share the microbatches."""
         most = min(self.model.microbatches, self.model.devices)
 
-        def sets(device: int, made: tuple[tuple[int, ...], ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
+        def sets(device: int, parts: tuple[tuple[int, ...], ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
             if device == self.model.devices:
-                if len(made) > 1:
-                    yield made
+                if len(parts) > 1:
+                    yield parts
                 return
-            yield from sets(device + 1, made)
-            for i, one in enumerate(made):
-                if len(one) < self.model.layers:
-                    yield from sets(device + 1, (*made[:i], (*one, device), *made[i + 1 :]))
-            if len(made) < most:
-                yield from sets(device + 1, (*made, (device,)))
+            yield from sets(device + 1, parts)
+            for i, part in enumerate(parts):
+                if len(part) < self.model.layers:
+                    yield from sets(device + 1, (*parts[:i], (*part, device), *parts[i + 1 :]))
+            if len(parts) < most:
+                yield from sets(device + 1, (*parts, (device,)))
 
-        for made in sets(0, ()):
-            for shares in shares_of(self.model.microbatches, len(made)):
-                yield tuple(zip(made, shares, strict=True))
+        for parts in sets(0, ()):
+            for shares in shares_of(self.model.microbatches, len(parts)):
+                yield tuple(zip(parts, shares, strict=True))
 
     def _of_set(self, devices: tuple[int, ...], share: int) -> list[tuple[float, Placement]]:
         """The set's pipelines that fit and may be part of a better plan, by their floors."""
         key = (devices, share)
-        known = self._pipelines.get(key)
-        if known is None:
-            known = []
+        pipelines = self._pipelines.get(key)
+        if pipelines is None:
+            pipelines = []
             costs = self.model.costs(share)
             for placement in pipelines_of(devices, self.model.layers):
                 self._check_time()
@@ -164,10 +164,10 @@ class _ExactSearch:
                     continue
                 play = self.model.play(placement, share)
                 if play is not None and play.floor_s < self._limit_s:
-                    known.append((play.floor_s, placement))
-            known.sort()
-            self._pipelines[key] = known
-        return known
+                    pipelines.append((play.floor_s, placement))
+            pipelines.sort()
+            self._pipelines[key] = pipelines
+        return pipelines
 
     def _combine(self, choice: Choice) -> None:
         shares = tuple(share for _, share in choice)
@@ -177,8 +177,8 @@ class _ExactSearch:
             if at == len(options):
                 self._check_time()
                 self.combined += 1
-                found = self.model.step(Draft(placed, shares), self._limit_s)
-                self.best = found or self.best
+                better = self.model.step(Draft(placed, shares), self._limit_s)
+                self.best = better or self.best
                 return
             for floor_s, placement in options[at]:
                 if floor_s >= self._limit_s:

@@ -67,11 +67,11 @@ class _Search:
         while high - low > CLOSE * low and time.perf_counter() < self.deadline:
             middle = low * (1 + step) + (CLOSE if low <= 0 else 0.0)
             middle = middle if middle < high else (low + high) / 2
-            found = self._refuting(middle, best)
-            if found is None:
+            refuting = self._refuting(middle, best)
+            if refuting is None:
                 high, step = middle, step / 4
             else:
-                best = found
+                best = refuting
                 low, _ = self._most_refuted(best, middle, high)
         return _made(low, best)
 

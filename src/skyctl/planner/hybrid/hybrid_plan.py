@@ -48,25 +48,25 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     began = time.perf_counter()
     model = HybridModel(problem)
     raise_if_hopeless(model)
-    found = _search(model, strategy, began, time_limit_s)
+    search = _search(model, strategy, began, time_limit_s)
     bound = None
-    if strategy == "optimal" and not found.complete:
+    if strategy == "optimal" and not search.complete:
         bound = _bound_by_prices(model, began + time_limit_s)
-    if found.best is None:
-        _raise_none(proved=found.complete or (bound is not None and math.isinf(bound.bound_s)))
-    unbounded = strategy == "optimal" and not found.complete and bound is None
+    if search.best is None:
+        _raise_none(proved=search.complete or (bound is not None and math.isinf(bound.bound_s)))
+    unbounded = strategy == "optimal" and not search.complete and bound is None
     proof = make_certificate(
-        found.best.iteration_s,
+        search.best.iteration_s,
         None,
-        proved=strategy == "optimal" and found.complete,
-        method=f"{found.method}; bound by prices left out for lack of time" if unbounded else found.method,
+        proved=strategy == "optimal" and search.complete,
+        method=f"{search.method}; bound by prices left out for lack of time" if unbounded else search.method,
         wall_s=time.perf_counter() - began,
     )
     if bound is not None:
         proof = _bounded(problem, proof, bound)
         proof = _bounded_by_sets(proof, set_bound_s(model, proof.value_s, began + time_limit_s))
-    known = known_without(proof)
-    return make_plan(model, strategy, found.best, proof, lambda d: _no_room(model, d) or known)
+    claim = known_without(proof)
+    return make_plan(model, strategy, search.best, proof, lambda d: _no_room(model, d) or claim)
 
 
 def _bound_by_prices(model: HybridModel, deadline: float) -> HybridBound | None:
@@ -98,8 +98,10 @@ def _bounded(problem: Problem, proof: Certificate, bound: HybridBound) -> Certif
     if not are_prices_enough(CheckedStep(problem), bound.bound_s, witness):
         return proof
     method = f"{proof.method}; bound by prices of layers"
-    made = make_certificate(proof.value_s, bound.bound_s, proved=False, method=method, wall_s=proof.wall_s)
-    return made.model_copy(update={"witness": witness})
+    certificate = make_certificate(
+        proof.value_s, bound.bound_s, proved=False, method=method, wall_s=proof.wall_s
+    )
+    return certificate.model_copy(update={"witness": witness})
 
 
 def _bounded_by_sets(proof: Certificate, bound_s: float) -> Certificate:
@@ -114,9 +116,9 @@ def _bounded_by_sets(proof: Certificate, bound_s: float) -> Certificate:
 
 def _search(model: HybridModel, strategy: Strategy, began: float, time_limit_s: float) -> HybridSearch:
     if strategy == "heuristic":
-        found = search_hybrids(model, began + time_limit_s)
-        if found.best is not None or not is_small(model):
-            return found
+        search = search_hybrids(model, began + time_limit_s)
+        if search.best is not None or not is_small(model):
+            return search
         return search_exactly(model, None, began + time_limit_s)
     deadline = began + SEARCH_SHARE * time_limit_s
     if not is_small(model):

@@ -111,19 +111,19 @@ class _ImprovementSearch:
             count = 1
             while count < len(ranked) and self.best is None and not self._over(STARTS_SHARE):
                 sets = (tuple(sorted(ranked[:-count])), tuple(sorted(ranked[-count:])))
-                found = self.pipelines.best(sets[1], share), self.pipelines.best(sets[0], m - share)
-                if found[0] is not None and found[1] is not None:
-                    self._keep(self.model.step(Draft((found[1], found[0]), (m - share, share))))
+                pair = self.pipelines.best(sets[1], share), self.pipelines.best(sets[0], m - share)
+                if pair[0] is not None and pair[1] is not None:
+                    self._keep(self.model.step(Draft((pair[1], pair[0]), (m - share, share))))
                 count += max(1, count // 4)
             share *= 2
 
     def _look_at_holders(self) -> None:
         until = self.began + DATA_SHARE * (self.deadline - self.began)
-        found = search_greedy(HolderCosts(self.model.problem, self.model.base), until).best
-        if found is not None and len(found.holders) > 1:
-            whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in found.holders)
-            self._keep(self.model.step(Draft(whole, found.shares)))
-            self.step_s(normal((d,) for d in found.holders))
+        placed = search_greedy(HolderCosts(self.model.problem, self.model.base), until).best
+        if placed is not None and len(placed.holders) > 1:
+            whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in placed.holders)
+            self._keep(self.model.step(Draft(whole, placed.shares)))
+            self.step_s(normal((d,) for d in placed.holders))
 
     def _look_at_aligned(self) -> None:
         for draft in aligned_drafts(self.model):
@@ -149,21 +149,23 @@ class _ImprovementSearch:
     def _looked_at(self, sets: Sets) -> float:
         """With shares by the devices' speeds, then by what the pipelines so chosen take."""
         model, m = self.model, self.model.microbatches
-        if len(sets) > m or any(len(one) > model.layers for one in sets):
+        if len(sets) > m or any(len(devices) > model.layers for devices in sets):
             return math.inf
-        about_s = [1 / sum(speed_of(model.base, d) for d in one) for one in sets]
+        about_s = [1 / sum(speed_of(model.base, d) for d in devices) for devices in sets]
         shares = best_shares(m, [0.0] * len(sets), about_s)
         best_s = math.inf
         for _ in range(2):
-            placed = [self.pipelines.best(one, share) for one, share in zip(sets, shares, strict=True)]
-            found = tuple(one for one in placed if one is not None)
-            if len(found) < len(sets):
+            placed = [
+                self.pipelines.best(devices, share) for devices, share in zip(sets, shares, strict=True)
+            ]
+            placements = tuple(placement for placement in placed if placement is not None)
+            if len(placements) < len(sets):
                 return best_s
-            best_s = min(best_s, self._keep(model.step(Draft(found, shares))))
-            again = self._shares_of(found, shares)
+            best_s = min(best_s, self._keep(model.step(Draft(placements, shares))))
+            again = self._shares_of(placements, shares)
             if again is None or again == shares:
                 return best_s
-            best_s = min(best_s, self._keep(model.step(Draft(found, again))))
+            best_s = min(best_s, self._keep(model.step(Draft(placements, again))))
             shares = again
         return best_s
 
@@ -204,19 +206,19 @@ class _ImprovementSearch:
     def _moves(self, sets: Sets) -> Iterator[Sets]:
         """Sets joined, divided or left out; a device moved to another set; two exchanged; in random order."""
         count = len(sets)
-        unused = tuple(sorted(set(range(self.model.devices)) - {d for one in sets for d in one}))
+        unused = tuple(sorted(set(range(self.model.devices)) - {d for devices in sets for d in devices}))
         places = (*sets, unused)
         moves: list[Sets] = []
         for i, j in self._few(list(combinations(range(count), 2))) if count > 2 else ():
-            rest = [one for k, one in enumerate(sets) if k not in (i, j)]
+            rest = [devices for k, devices in enumerate(sets) if k not in (i, j)]
             moves.append(normal([*rest, (*sets[i], *sets[j])]))
         for i in range(count):
-            rest = [one for k, one in enumerate(sets) if k != i]
+            rest = [devices for k, devices in enumerate(sets) if k != i]
             if count > 2:
                 moves.append(normal(rest))
             if len(sets[i]) > 1:
                 moves.append(normal([*rest, sets[i][::2], sets[i][1::2]]))
-        home = {d: i for i, one in enumerate(places) for d in one}
+        home = {d: i for i, devices in enumerate(places) for d in devices}
         for d, j in self._few([(d, j) for d in home for j in range(count + 2)]):
             i = home[d]
             if j > count and (i == count or len(places[i]) > 1):
@@ -226,7 +228,7 @@ class _ImprovementSearch:
         for a, b in self._few(list(combinations(home, 2))):
             if home[a] != home[b]:
                 moves.append(self._moved(places, ((a, home[a], home[b]), (b, home[b], home[a]))))
-        moves = [one for one in dict.fromkeys(moves) if len(one) > 1]
+        moves = [move for move in dict.fromkeys(moves) if len(move) > 1]
         self._random.shuffle(moves)
         yield from moves
 
@@ -237,7 +239,7 @@ class _ImprovementSearch:
     @staticmethod
     def _moved(places: Sets, moves: tuple[tuple[int, int, int], ...]) -> Sets:
         """With devices moved from one set to another; the last of the sets are the unused ones."""
-        changed = [set(one) for one in places]
+        changed = [set(devices) for devices in places]
         for device, source, target in moves:
             changed[source].discard(device)
             changed[target].add(device)
@@ -261,8 +263,8 @@ class _ImprovementSearch:
                 if self.polished >= most or self._over(share):
                     return
                 self.polished += 1
-                found = self.model.step(draft, step.iteration_s * (1 - BETTER))
-                if found is not None:
-                    step, improved = found, True
+                better = self.model.step(draft, step.iteration_s * (1 - BETTER))
+                if better is not None:
+                    step, improved = better, True
                     self._keep(step)
                     break

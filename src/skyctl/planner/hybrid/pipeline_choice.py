@@ -59,10 +59,10 @@ class PipelineChoice:
         if costs.unlimited or len(devices) <= MOST_PERMUTED:
             return None
         beam = QuickBeam(CostModel(_only(costs.problem, devices)))
-        found = beam.best(BEAM_WIDTH, BEAM_PROBES, BEAM_TOLERANCE)
-        if found is None:
+        stages = beam.best(BEAM_WIDTH, BEAM_PROBES, BEAM_TOLERANCE)
+        if stages is None:
             return None
-        placement = tuple(stage._replace(device=devices[stage.device]) for stage in found)
+        placement = tuple(stage._replace(device=devices[stage.device]) for stage in stages)
         return placement if self.model.play(placement, share) is not None else None
 
     def _candidates(self, costs: CostModel, devices: tuple[int, ...]) -> Iterator[Placement]:

@@ -82,13 +82,13 @@ def _most_together(most: Counts) -> int:
     for devices in range(1, len(alone)):
         lowest = devices & -devices
         rest = part = devices ^ lowest
-        found = best[rest]
+        total = best[rest]
         while True:
-            found = max(found, alone[part | lowest] + best[rest ^ part])
+            total = max(total, alone[part | lowest] + best[rest ^ part])
             if not part:
                 break
             part = (part - 1) & rest
-        best[devices] = found
+        best[devices] = total
     return best[-1]
 
 

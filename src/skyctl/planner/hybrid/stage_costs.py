@@ -97,8 +97,8 @@ class StageCosts:
         """By range, what its gradients take on the device's lines out or in: n layers' over n at most."""
         byte_s, sent = lines.byte_s(device, way), lines.sent_bytes
         many = (sent[self.stops] - sent[self.starts]) * byte_s[self.stops - self.starts - 1]
-        one = _range_maximum(list(np.diff(sent)))[self.starts, self.stops] * byte_s[0]
-        out: Floats = np.maximum(many, one + lines.latency_s(device))
+        single = _range_maximum(list(np.diff(sent)))[self.starts, self.stops] * byte_s[0]
+        out: Floats = np.maximum(many, single + lines.latency_s(device))
         return out
 
     def _exposed_s(self, backward: Floats, lines: _Lines, device: int, way: int) -> Floats:
@@ -111,8 +111,8 @@ class StageCosts:
         table = np.full((self.layers + 1, self.layers + 1), -np.inf)
         for i in range(self.layers):
             many = lines.sent_bytes[i + 1 :] - lines.sent_bytes[i]
-            one = np.diff(lines.sent_bytes[i:]) * byte_s[0]
-            spent_s = np.maximum(many * byte_s[: self.layers - i], one)
+            single = np.diff(lines.sent_bytes[i:]) * byte_s[0]
+            spent_s = np.maximum(many * byte_s[: self.layers - i], single)
             table[i, i + 1 :] = np.maximum.accumulate(spent_s - (backward[i:-1] - backward[i]))
         out: Floats = table[self.starts, self.stops]
         return out

@@ -252,8 +252,8 @@ def time_share(share: float, deadline: float) -> float:
 
 
 def _any_plan(model: CostModel, deadline: float) -> tuple[Placement | None, bool, str]:
-    found = least_bottleneck(model, None, time_share(SEARCH_SHARE, deadline))
-    return found.placement, found.proved and found.placement is None, found.method
+    result = least_bottleneck(model, None, time_share(SEARCH_SHARE, deadline))
+    return result.placement, result.proved and result.placement is None, result.method
 
 
 def _tightened(model: CostModel, result: SearchResult, deadline: float) -> SearchResult:

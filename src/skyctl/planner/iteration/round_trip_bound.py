@@ -172,9 +172,9 @@ class RoundTripBound:
         for g, size in shape.segments or ((-1, shape.stages),):
             cap = caps[at : at + size, :][:, ok].max(axis=0)
             at += size
-            known, most, least = groups.get(g, (0, cap, self.m))
+            count, most, least = groups.get(g, (0, cap, self.m))
             in_flight = min(least, self._flying(shape.stages - at, shape.stages))
-            groups[g] = (known + size, np.maximum(cap, most), in_flight)
+            groups[g] = (count + size, np.maximum(cap, most), in_flight)
         out = ok.copy()
         out[ok] = self._holds(groups, budget)
         return out

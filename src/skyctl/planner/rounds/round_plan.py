@@ -123,12 +123,12 @@ def _holder(model: HolderCosts, device: int, microbatches: int) -> PlannedPipeli
 def _owners_pipelines(model: HolderCosts, strategy: Strategy, time_limit_s: float) -> list[PlannedPipeline]:
     problem = model.problem
     assert problem.owners is not None
-    found = []
+    pipelines = []
     names = owner_names(problem.owners)
     for name, nodes in zip(names, problem.owners, strict=True):
         ids = [device.id for device in problem.devices if node_of(device.id) in nodes]
         if len(ids) == 1:
-            found.append(_holder(model, model.base.index(ids[0]), problem.microbatches))
+            pipelines.append(_holder(model, model.base.index(ids[0]), problem.microbatches))
             continue
         own = with_devices(model.base.problem, ids)
         pins = {field: getattr(own, field) or None for field in ("first_stage", "last_stage")}
@@ -137,8 +137,8 @@ def _owners_pipelines(model: HolderCosts, strategy: Strategy, time_limit_s: floa
         )
         placement = tuple(StageAssignment(model.base.index(s.device), s.start, s.stop) for s in stages)
         execution = StageExecution.plain([stage.in_flight for stage in stages])
-        found.append(PlannedPipeline(placement, execution, problem.microbatches))
-    return found
+        pipelines.append(PlannedPipeline(placement, execution, problem.microbatches))
+    return pipelines
 
 
 def _able(model: HolderCosts) -> list[int]:
@@ -180,7 +180,9 @@ def _level(model: HolderCosts) -> list[PlannedPipeline]:
         )
         pipelines = [_holder(model, d, share) for d, share in zip(holders, shares, strict=True)]
         step = _step(model, pipelines)
-        per_step_s = step.iteration_s / max(one.local_steps or 1 for one in step.candidate.pipelines)
+        per_step_s = step.iteration_s / max(
+            pipeline.local_steps or 1 for pipeline in step.candidate.pipelines
+        )
         if best is None or per_step_s < best[0]:
             best = per_step_s, pipelines
     assert best is not None
@@ -201,7 +203,7 @@ def _equal(model: HolderCosts) -> list[PlannedPipeline]:
 
 def _step(model: HolderCosts, pipelines: Sequence[PlannedPipeline]) -> Step:
     """The round of these pipelines, which average what they share over the fastest rings and stars."""
-    groups = layer_groups([one.placement for one in pipelines]) if len(pipelines) > 1 else []
+    groups = layer_groups([pipeline.placement for pipeline in pipelines]) if len(pipelines) > 1 else []
     sums = FastestGroups(model)
     return play(model, Candidate(tuple(pipelines), tuple(sums.group(*layers) for layers in groups)))
 
@@ -219,11 +221,11 @@ def _made_plan(
     owned = {node for owner in model.problem.owners or () for node in owner}
     other = "no shorter round was found" if model.problem.owners is None else "it belongs to no owner"
     proof = make_certificate(step.iteration_s, None, proved=False, method=method, wall_s=wall_s)
-    made = make_plan(
+    plan = make_plan(
         model, strategy, step, proof, lambda d: FASTER if node_of(model.ids[d]) in owned else other
     )
-    _require_room(model.problem, made.predicted)
-    return made
+    _require_room(model.problem, plan.predicted)
+    return plan
 
 
 def _require_room(problem: Problem, predicted: Prediction) -> None:

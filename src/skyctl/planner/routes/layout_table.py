@@ -113,8 +113,8 @@ class LayoutTable:
         orders = holders[_all_orders(len(holders))] if few else np.vstack([plain, self._good_orders(holders)])
         byte_s, latency_s = self._of_orders(orders)
         best = _fastest(byte_s, latency_s)
-        found = [tuple(order) for order in orders[best].tolist()]
-        return found, byte_s[best], latency_s[best], None if few else bound
+        rings = [tuple(order) for order in orders[best].tolist()]
+        return rings, byte_s[best], latency_s[best], None if few else bound
 
     def _least_ring(self, holders: Ints) -> tuple[float, float]:
         """(byte_s, latency_s) that no ring of these holders is below: each uses one line out and one in."""

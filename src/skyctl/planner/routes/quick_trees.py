@@ -13,23 +13,23 @@ from skyctl.planner.routes.route_network import Pair, RouteNetwork, Tree
 
 def simple_trees(network: RouteNetwork) -> list[Tree]:
     """A star at each device, and a ring in the holders' order both ways around, where there are the links."""
-    found = []
+    trees = []
     for root in range(network.count):
         others = [d for d in network.holders if d != root]
-        found.append(Tree(root, tuple((d, root) for d in others), tuple((root, d) for d in others)))
+        trees.append(Tree(root, tuple((d, root) for d in others), tuple((root, d) for d in others)))
     for order in (network.holders, network.holders[::-1]):
-        found += ring_trees(order)
-    return [tree for tree in found if all(edge in network.link_byte_s for edge in (*tree.up, *tree.down))]
+        trees += ring_trees(order)
+    return [tree for tree in trees if all(edge in network.link_byte_s for edge in (*tree.up, *tree.down))]
 
 
 def ring_trees(order: Sequence[int]) -> list[Tree]:
     """The trees of a ring in that order, one for each root: once around to it, and once around from it."""
-    found = []
+    trees = []
     for i, root in enumerate(order):
         after = [*order[i + 1 :], *order[:i]]
         up, down = sorted(pairwise([*after, root])), sorted(pairwise([root, *after]))
-        found.append(Tree(root, tuple(up), tuple(down)))
-    return found
+        trees.append(Tree(root, tuple(up), tuple(down)))
+    return trees
 
 
 def quickest_trees(network: RouteNetwork, edge_s: Callable[[Pair], float]) -> list[Tree]:
@@ -40,12 +40,12 @@ def quickest_trees(network: RouteNetwork, edge_s: Callable[[Pair], float]) -> li
     taken_s = np.full((network.count, network.count), np.inf)
     for pair in network.link_byte_s:
         taken_s[pair] = edge_s(pair)
-    found = []
+    trees = []
     for root in range(network.count):
         up, down = _quickest(taken_s.T, root), _quickest(taken_s, root)
         if up is not None and down is not None:
-            found.append(Tree(root, tuple(sorted((c, p) for p, c in up)), tuple(sorted(down))))
-    return found
+            trees.append(Tree(root, tuple(sorted((c, p) for p, c in up)), tuple(sorted(down))))
+    return trees
 
 
 def _quickest(taken_s: Floats, root: int) -> list[Pair] | None:

@@ -131,18 +131,18 @@ def children_of(routes: Sequence[DeviceRoute]) -> dict[int, int]:
 
 def _deepest_s(parents: Mapping[int, tuple[int, float]]) -> float:
     """Seconds of the longest way between a tree's root and any other device of it."""
-    known: dict[int, float] = {}
+    reached_s: dict[int, float] = {}
     for device in parents:
         way = []
         at = device
-        while at in parents and at not in known:
+        while at in parents and at not in reached_s:
             way.append(at)
             at = parents[at][0]
-        taken_s = known.get(at, 0.0)
+        taken_s = reached_s.get(at, 0.0)
         for passed in reversed(way):
             taken_s += parents[passed][1]
-            known[passed] = taken_s
-    return max(known.values(), default=0.0)
+            reached_s[passed] = taken_s
+    return max(reached_s.values(), default=0.0)
 
 
 def busiest_byte_s(

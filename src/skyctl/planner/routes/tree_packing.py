@@ -65,21 +65,21 @@ def pack_trees(
     network: RouteNetwork,
     deadline: float,
     *,
-    known: Iterable[Tree] = (),
+    first_trees: Iterable[Tree] = (),
     gap: float = 0.0,
 ) -> Packing:
     """Routes with the least seconds a byte among two holders or more.
 
     Args:
         deadline: when to take the best so far, in seconds of ``time.perf_counter``.
-        known: trees to begin with, beside stars and a ring.
+        first_trees: trees to begin with, beside stars and a ring.
         gap: relative; how far from the bound is near enough.
 
     Raises:
         InputError: links do not join the holders, not even over helpers, in both directions.
     """
     search = _Search(network)
-    search.begin(known)
+    search.begin(first_trees)
     while search.improve(gap) and time.perf_counter() < deadline:
         pass
     return search.packing()
@@ -105,7 +105,7 @@ class _Search:
         self._roots = roots
         self._active = roots if len(roots) <= MOST_ROOTS else []
 
-    def begin(self, known: Iterable[Tree]) -> None:
+    def begin(self, first_trees: Iterable[Tree]) -> None:
         """The first trees: those given, stars and a ring where there are their links, and cheap ones."""
         network = self.network
         costs = self.pricing.edge_costs(np.full(network.resources, 1 / network.resources))
@@ -116,9 +116,9 @@ class _Search:
                 hint="every one needs a way to every other; probe the missing links, or leave devices out",
             )
         if not self._active:
-            priced.sort(key=lambda one: one.cost)
-            self._active = [one.tree.root for one in priced[:FEW_ROOTS]]
-        for tree in (*known, *simple_trees(network), *(one.tree for one in priced)):
+            priced.sort(key=lambda priced_tree: priced_tree.cost)
+            self._active = [priced_tree.tree.root for priced_tree in priced[:FEW_ROOTS]]
+        for tree in (*first_trees, *simple_trees(network), *(priced_tree.tree for priced_tree in priced)):
             self._add(tree)
         self._solve()
 
@@ -134,8 +134,8 @@ class _Search:
             if self._look_at(prices, self._active):
                 return self._solve()
         others = [root for root in self._roots if root not in self._active]
-        if others and (found := self._look_at(exact, self._roots)):
-            self._active = [*self._active, *found]
+        if others and (new_roots := self._look_at(exact, self._roots)):
+            self._active = [*self._active, *new_roots]
             return self._solve()
         return False
 
@@ -159,20 +159,20 @@ class _Search:
         """
         priced = self._price(self.pricing.edge_costs(prices), roots)
         if len(roots) == len(self._roots):
-            bound = min((one.bound for one in priced), default=0.0) / float(prices.sum())
+            bound = min((priced_tree.bound for priced_tree in priced), default=0.0) / float(prices.sum())
             if bound > self.bound_byte_s:
                 self.bound_byte_s, self.prices = bound, prices / prices.sum()
-        found = []
-        for one in sorted(priced, key=lambda one: one.cost):
-            use = self.pricing.use_of(one.tree)
+        new_roots = []
+        for priced_tree in sorted(priced, key=lambda priced_tree: priced_tree.cost):
+            use = self.pricing.use_of(priced_tree.tree)
             cost = float(self._exact[use.resources] @ use.seconds)
-            if cost < self.byte_s * (1 - CLOSED) and self._add(one.tree, use):
-                found.append(one.tree.root)
-        return found
+            if cost < self.byte_s * (1 - CLOSED) and self._add(priced_tree.tree, use):
+                new_roots.append(priced_tree.tree.root)
+        return new_roots
 
     def _price(self, costs: EdgeCosts, roots: Sequence[int]) -> list[PricedTree]:
-        found = [cheapest_tree(self.network, costs, root) for root in roots]
-        return [one for one in found if one is not None]
+        trees = [cheapest_tree(self.network, costs, root) for root in roots]
+        return [tree for tree in trees if tree is not None]
 
     def _add(self, tree: Tree, use: ResourceUse | None = None) -> bool:
         """Adds a tree as a column of the linear program; False: it is one already."""

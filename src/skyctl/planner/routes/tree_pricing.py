@@ -66,8 +66,8 @@ def _grown(costs: Floats, needed: tuple[int, ...], helpers: Sequence[int], root:
         best = direct if best is None or direct.cost <= best.cost else best
         while True:
             more = [(*chosen, d) for d in helpers if d not in chosen]
-            found = [(half, x) for x in more if (half := _spanning(costs, (*needed, *x), root))]
-            if not found or (least := min(found, key=lambda one: one[0].cost))[0].cost >= best.cost:
+            halves = [(half, x) for x in more if (half := _spanning(costs, (*needed, *x), root))]
+            if not halves or (least := min(halves, key=lambda pair: pair[0].cost))[0].cost >= best.cost:
                 break
             best, chosen = least
     if best is None:
@@ -78,12 +78,12 @@ def _grown(costs: Floats, needed: tuple[int, ...], helpers: Sequence[int], root:
 def _spanning(costs: Floats, nodes: Sequence[int], root: int) -> _Half | None:
     """The cheapest tree over just these nodes; helpers at its ends are left off."""
     at = np.array(nodes)
-    found = cheapest_arborescence(costs[np.ix_(at, at)], list(nodes).index(root))
-    if found is None:
+    arborescence = cheapest_arborescence(costs[np.ix_(at, at)], list(nodes).index(root))
+    if arborescence is None:
         return None
-    edges = tuple((int(at[p]), int(at[v])) for v, p in enumerate(found.parents) if p >= 0)
+    edges = tuple((int(at[p]), int(at[v])) for v, p in enumerate(arborescence.parents) if p >= 0)
     cost = sum(float(costs[edge]) for edge in edges)
-    return _Half(edges, cost, min(cost, found.cost))
+    return _Half(edges, cost, min(cost, arborescence.cost))
 
 
 def without_idle_leaves(tree: Tree, holders: Iterable[int]) -> Tree:

@@ -21,11 +21,11 @@ def check_bounds(step: CheckedStep, plan: Plan) -> list[Check]:
     checks = _check_prices(step, witness)
     if bound_s is None:
         return [*checks, Check(name="bound", ok=True, detail="none claimed", checked=False)]
-    found = _prove(step, bound_s, witness)
-    if found.holds is None and witness is not None:
-        detail = f"its witness does not prove it; {found.detail}"
+    proof = _prove(step, bound_s, witness)
+    if proof.holds is None and witness is not None:
+        detail = f"its witness does not prove it; {proof.detail}"
         return [*checks, Check(name="bound", ok=False, detail=detail)]
-    return [*checks, _check_of("bound", found)]
+    return [*checks, _check_of("bound", proof)]
 
 
 def check_forms(problem: Problem, plan: Plan) -> list[Check]:
@@ -54,10 +54,10 @@ def check_forms(problem: Problem, plan: Plan) -> list[Check]:
     return checks
 
 
-def _check_of(name: str, found: Proof) -> Check:
+def _check_of(name: str, proof: Proof) -> Check:
     """Not checked where no method knows, with what all of them said."""
-    checked = found.holds is not None
-    return Check(name=name, ok=found.holds is not False, detail=found.detail, checked=checked)
+    checked = proof.holds is not None
+    return Check(name=name, ok=proof.holds is not False, detail=proof.detail, checked=checked)
 
 
 def _in_form(problem: Problem, outcome: FormOutcome) -> Problem:
@@ -80,9 +80,9 @@ def _prove(step: CheckedStep, bound_s: float, witness: Witness | None) -> Proof:
 def _priced(step: CheckedStep, witness: Witness | None) -> dict[frozenset[str], float]:
     """By set of holders, seconds of a byte that the witness's prices prove."""
     return {
-        frozenset(one.devices): step.sums.wires.priced_s(one)
-        for one in (witness.route_prices if witness is not None else ())
-        if set(one.devices) <= set(step.ids) and len(set(one.devices)) == len(one.devices)
+        frozenset(price.devices): step.sums.wires.priced_s(price)
+        for price in (witness.route_prices if witness is not None else ())
+        if set(price.devices) <= set(step.ids) and len(set(price.devices)) == len(price.devices)
     }
 
 
@@ -91,12 +91,12 @@ def _check_prices(step: CheckedStep, witness: Witness | None) -> list[Check]:
     if witness is None or not witness.route_prices:
         return []
     proved = _priced(step, witness)
-    for one in witness.route_prices:
-        found_s = proved.get(frozenset(one.devices), 0.0)
-        if one.byte_s > found_s * (1 + TOLERANCE):
+    for price in witness.route_prices:
+        found_s = proved.get(frozenset(price.devices), 0.0)
+        if price.byte_s > found_s * (1 + TOLERANCE):
             detail = (
-                f"the prices for {', '.join(one.devices)} prove {found_s:.6g} s a byte, "
-                f"{one.byte_s:.6g} are claimed"
+                f"the prices for {', '.join(price.devices)} prove {found_s:.6g} s a byte, "
+                f"{price.byte_s:.6g} are claimed"
             )
             return [Check(name="prices", ok=False, detail=detail)]
     return [Check(name="prices", ok=True, detail=f"{len(witness.route_prices)} sets' bounds hold")]

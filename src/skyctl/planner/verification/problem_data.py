@@ -84,9 +84,9 @@ class ProblemData:
     def _kinds(self) -> tuple[DeviceKind, ...]:
         groups: dict[object, list[int]] = {}
         for d, device in enumerate(self.problem.devices):
-            known = self.problem.times.get(device.id)
-            time = device.flops_per_s if known is None else (
-                known.forward_s, known.backward_s, known.split_s
+            times = self.problem.times.get(device.id)
+            time = device.flops_per_s if times is None else (
+                times.forward_s, times.backward_s, times.split_s
             )  # fmt: skip
             key = (time, self.room[d], self.may_be_first(d), self.may_be_last(d))
             groups.setdefault(key, []).append(d)
@@ -112,10 +112,10 @@ class ProblemData:
     def columns(self, device: int) -> tuple[Array, Array, Array]:
         """(forward, backward, optimizer) seconds of every layer."""
         entry = self.problem.devices[device]
-        known = self.problem.times.get(entry.id)
-        if known is not None:
-            cut = known.split_s if self.split and known.split_s is not None else known.backward_s
-            return np.array(known.forward_s), np.array(cut), np.array(known.optimizer_s)
+        times = self.problem.times.get(entry.id)
+        if times is not None:
+            cut = times.split_s if self.split and times.split_s is not None else times.backward_s
+            return np.array(times.forward_s), np.array(cut), np.array(times.optimizer_s)
         with np.errstate(over="ignore"):  # see ``finite``
             whole = self._flops / entry.flops_per_s
         return whole / 3, whole - whole / 3, np.zeros_like(whole)
@@ -151,10 +151,10 @@ class ProblemData:
 
     def weights(self, device: int) -> Array:
         """Seconds of every layer's weight gradients that may be put off (part of its backward)."""
-        known = self.problem.times.get(self.problem.devices[device].id)
-        if not self.split or known is None or known.weight_s is None:
+        times = self.problem.times.get(self.problem.devices[device].id)
+        if not self.split or times is None or times.weight_s is None:
             return np.zeros(self.layers)
-        return np.array(known.weight_s)
+        return np.array(times.weight_s)
 
     def seconds(self, device: int) -> Array:
         """Forward and backward of every layer, together."""
@@ -318,8 +318,8 @@ class DeviceBudget:
         kind, within = self._kinds[device], self.most_s * (1 + 1e-9)
         each = np.arange(self.facts.layers)
         if self.facts.windowed:
-            found = [np.flatnonzero(self.facts.stops(kind, int(p), in_flight, within, work)) for p in each]
-            return np.repeat(each, [len(stops) for stops in found]), np.concatenate(found)
+            by_start = [np.flatnonzero(self.facts.stops(kind, int(p), in_flight, within, work)) for p in each]
+            return np.repeat(each, [len(stops) for stops in by_start]), np.concatenate(by_start)
         count = self.facts.farthest(kind, in_flight, within, work) - each
         starts = np.repeat(each, count)
         return starts, starts + 1 + np.arange(len(starts)) - np.repeat(np.cumsum(count) - count, count)

@@ -81,7 +81,7 @@ def read_plan(problem: Problem, plan: Plan) -> ReadPlan:
     """
     _require_form(problem)
     rows = tuple(_read_row(problem, n, pipeline) for n, pipeline in enumerate(plan.pipelines))
-    devices = [one.device for row in rows for one in row]
+    devices = [stage.device for row in rows for stage in row]
     if len(set(devices)) < len(devices):
         twice = next(d for d in devices if devices.count(d) > 1)
         raise InputError(f"{problem.devices[twice].id} holds more than one stage")

@@ -45,11 +45,11 @@ def fastest_rings(wires: Wires, devices: Sequence[str]) -> list[tuple[str, ...]]
     columns = np.round(
         np.stack([sent * byte_s, 2 * np.sum(hops, axis=0) - saved_s]) / _scale(line_s, hop_s), 12
     )
-    found: list[int] = []
+    kept: list[int] = []
     for ring in np.lexsort((columns[1], columns[0])).tolist():
-        if not found or columns[1][ring] < columns[1][found[-1]]:
-            found.append(ring)
-    return [tuple(devices[place[ring]] for place in places) for ring in found]
+        if not kept or columns[1][ring] < columns[1][kept[-1]]:
+            kept.append(ring)
+    return [tuple(devices[place[ring]] for place in places) for ring in kept]
 
 
 def _scale(line_s: np.ndarray, hop_s: np.ndarray) -> np.ndarray:

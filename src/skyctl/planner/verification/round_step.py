@@ -24,11 +24,11 @@ def play_round(step: CheckedStep, read: ReadPlan) -> StepTimes:
     round_s = _slowest_s(step, read) + sync_s
     if (rhythm.outer_lr, rhythm.outer_momentum) != (1, 0):
         passes = 5 if rhythm.outer_momentum > 0 else 3
-        round_s += passes * max(_pass_s(step, one) for one in read.held)
+        round_s += passes * max(_pass_s(step, stage) for stage in read.held)
     compute_s = [
-        count * (step.computes_s(one) + step.optimizer_s(one))
+        count * (step.computes_s(stage) + step.optimizer_s(stage))
         for count, row in zip(read.local_steps, read.rows, strict=True)
-        for one in row
+        for stage in row
     ]
     return StepTimes(round_s, sync_s, tuple(compute_s), tuple(max(0.0, round_s - x) for x in compute_s))
 
@@ -40,9 +40,11 @@ def _pass_s(step: CheckedStep, held: HeldRange) -> float:
 
 def _step_s(step: CheckedStep, row: Row) -> float:
     """One local step: the pipeline's play, each stage's optimizer after it, ties' sums, FedProx's term."""
-    done_s = max(end_s + step.optimizer_s(one) for end_s, one in zip(step.ends(row), row, strict=True))
+    done_s = max(end_s + step.optimizer_s(stage) for end_s, stage in zip(step.ends(row), row, strict=True))
     done_s += step.tie_exchange_s(row)
-    return done_s + (max(2 * _pass_s(step, one) for one in row) if step.problem.rhythm.prox_mu > 0 else 0.0)
+    return done_s + (
+        max(2 * _pass_s(step, stage) for stage in row) if step.problem.rhythm.prox_mu > 0 else 0.0
+    )
 
 
 def _slowest_s(step: CheckedStep, read: ReadPlan) -> float:
@@ -81,4 +83,6 @@ def _average_s(step: CheckedStep, read: ReadPlan) -> float:
     latency_s = max(step.sums.latency_s(group.trees) for group in read.groups)
     busy_s = max(*lines.values(), *step.processors_s(read.held, read.groups), 0.0)
     passes = (5 if rounded else 2) + step.keeps_start
-    return busy_s + (2 if rounded else 1) * latency_s + passes * max(_pass_s(step, one) for one in read.held)
+    return (
+        busy_s + (2 if rounded else 1) * latency_s + passes * max(_pass_s(step, stage) for stage in read.held)
+    )

@@ -123,11 +123,11 @@ class Wires:
 def least_reach(costs: Mapping[Edge, float], root: str, wanted: Sequence[str]) -> float:
     """The least cost of edges over which the root reaches all that are wanted, over any of the others."""
     more = sorted({end for edge in costs for end in edge} - {*wanted, root})
-    found = []
+    totals = []
     for over in chain.from_iterable(combinations(more, size) for size in range(len(more) + 1)):
         nodes = {*wanted, root, *over}
-        found.append(least_tree({e: cost for e, cost in costs.items() if nodes.issuperset(e)}, root))
-    return min(found)
+        totals.append(least_tree({e: cost for e, cost in costs.items() if nodes.issuperset(e)}, root))
+    return min(totals)
 
 
 def least_tree(costs: Mapping[Edge, float], root: str) -> float:

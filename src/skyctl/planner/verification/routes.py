@@ -145,10 +145,10 @@ def edge_waits(tree: CheckedRoute, byte_s: Callable[[Edge], float]) -> Iterator[
 def _ways(edges: Sequence[Edge], root: str, child: int) -> list[list[Edge]]:
     """By device but the root, the edges between the root and it, the one at the root first."""
     way = {edge[child]: edge for edge in edges}
-    found = []
+    ways = []
     for edge in edges:
         passed = [edge]
         while passed[-1][1 - child] != root:
             passed.append(way[passed[-1][1 - child]])
-        found.append(passed[::-1])
-    return found
+        ways.append(passed[::-1])
+    return ways

@@ -29,12 +29,12 @@ def stale_step(step: CheckedStep, read: ReadPlan) -> StaleStep:
     """What each holder's clocks take on average; its route's root holds the weights."""
     wires, size = step.sums.wires, math.fsum(step.sums.sizes)
     root = read.groups[0].trees[0].root
-    optimizer_s = next(step.optimizer_s(one) for one in read.held if step.ids[one.device] == root)
+    optimizer_s = next(step.optimizer_s(stage) for stage in read.held if step.ids[stage.device] == root)
     compute, clocks = [], []
-    for one in read.held:
-        name = step.ids[one.device]
+    for stage in read.held:
+        name = step.ids[stage.device]
         uneven = step.devices[name].step_factors or (1.0,)
-        compute_s = step.computes_s(one) * math.fsum(uneven) / len(uneven)
+        compute_s = step.computes_s(stage) * math.fsum(uneven) / len(uneven)
         compute.append(compute_s)
         parts = [compute_s, optimizer_s]
         if name != root:
@@ -45,29 +45,29 @@ def stale_step(step: CheckedStep, read: ReadPlan) -> StaleStep:
     return StaleStep(tuple(compute), tuple(clocks))
 
 
-def check_server(plan: Plan, found: StaleStep) -> list[Check]:
+def check_server(plan: Plan, expected: StaleStep) -> list[Check]:
     """Who holds the weights, and whether the predicted step is within its bounds."""
-    said, first = plan.predicted.stale, plan.pipelines[0].stages[0].device
+    predicted, first = plan.predicted.stale, plan.pipelines[0].stages[0].device
     roots = [route.root for group in plan.sync.groups for route in group.routes] if plan.sync else []
     server = Check(
         name="server",
         ok=roots == [first],
         detail=f"{first} is to hold the weights, the routes' roots are {', '.join(roots) or 'none'}",
     )
-    if said is None:
+    if predicted is None:
         return [server, Check(name="value", ok=False, detail="it does not say what staleness gains")]
-    least_s, most_s = max(found.clock_s), (1 + PLAYED) * math.fsum(found.clock_s)
+    least_s, most_s = max(expected.clock_s), (1 + PLAYED) * math.fsum(expected.clock_s)
     holders = [stage.device for stage in plan.placed_stages]
-    slowest = holders[found.clock_s.index(least_s)]
+    slowest = holders[expected.clock_s.index(least_s)]
     unknown = {x.id for x in plan.problem.devices if x.id in holders and not x.step_factors}
     claimed_s = plan.certificate.value_s
-    ok = is_close(claimed_s, plan.predicted.iteration_s) and is_close(said.bound_s, least_s)
+    ok = is_close(claimed_s, plan.predicted.iteration_s) and is_close(predicted.bound_s, least_s)
     ok = ok and least_s * (1 - 1e-9) <= claimed_s <= most_s
-    ok = ok and claimed_s * (1 - PLAYED) <= said.synchronous_s <= most_s
-    ok = ok and set(said.unknown) == unknown
+    ok = ok and claimed_s * (1 - PLAYED) <= predicted.synchronous_s <= most_s
+    ok = ok and set(predicted.unknown) == unknown
     ok = ok and any(
-        name == said.slowest and is_close(clock_s, least_s)
-        for name, clock_s in zip(holders, found.clock_s, strict=True)
+        name == predicted.slowest and is_close(clock_s, least_s)
+        for name, clock_s in zip(holders, expected.clock_s, strict=True)
     )
     detail = f"{claimed_s:.6g} s claimed, {least_s:.6g} s ({slowest}) to {most_s:.6g} s possible"
     return [server, Check(name="value", ok=ok, detail=detail)]

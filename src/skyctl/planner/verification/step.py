@@ -245,11 +245,11 @@ class CheckedStep:
         )
         return [
             math.fsum(
-                self.sums.processor_byte_s(self.problem.devices[one.device], group.trees, factor)
+                self.sums.processor_byte_s(self.problem.devices[stage.device], group.trees, factor)
                 * self.sums.group_bytes(group)
-                for group in _groups_of(one, groups)
+                for group in _groups_of(stage, groups)
             )
-            for one in held
+            for stage in held
         ]
 
     def play(self, read: ReadPlan) -> StepTimes:
@@ -257,20 +257,22 @@ class CheckedStep:
         if len(read.rows) == 1:
             return self._play_alone(read.rows[0])
         alone = [self.ends(row) for row in read.rows]
-        found = ends_together([self.simulation(row) for row in read.rows], alone)
-        ends = dict(zip(read.held, (end_s for row in found for end_s in row), strict=True))
+        together = ends_together([self.simulation(row) for row in read.rows], alone)
+        ends = dict(zip(read.held, (end_s for row in together for end_s in row), strict=True))
         busy = dict(zip(ends, self.processors_s(tuple(ends), read.groups), strict=True))
-        after = {one: self.optimizer_s(one) + (busy[one] if self.sums.delayed else 0.0) for one in ends}
+        after = {
+            stage: self.optimizer_s(stage) + (busy[stage] if self.sums.delayed else 0.0) for stage in ends
+        }
         if self.sums.delayed:
-            ready_s = max(end_s + after[one] for one, end_s in ends.items())
+            ready_s = max(end_s + after[stage] for stage, end_s in ends.items())
             longest_s = self._longest_sum_s(read, ends)
             iteration_s, sync_s = max(ready_s, longest_s), max(0.0, longest_s - ready_s)
         else:
             lines = self._served_s(self._waiting(read.groups, ends))
-            done_s = max(*lines, *ends.values(), *(end_s + busy[one] for one, end_s in ends.items()))
+            done_s = max(*lines, *ends.values(), *(end_s + busy[stage] for stage, end_s in ends.items()))
             done_s += max(self._way_s(group, read.chunk_bytes) for group in read.groups)
             iteration_s, sync_s = done_s + max(after.values()), done_s - max(ends.values())
-        compute_s = tuple(self.computes_s(one) + after[one] for one in ends)
+        compute_s = tuple(self.computes_s(stage) + after[stage] for stage in ends)
         return StepTimes(iteration_s, sync_s, compute_s, tuple(max(0.0, iteration_s - x) for x in compute_s))
 
     def _play_alone(self, row: Row) -> StepTimes:

@@ -40,10 +40,10 @@ class FormatBytes:
                 [(n, m) for n, m in x.gradient_matrices or () if n * m > rank * (n + m)]
                 for x in problem.layers
             ]
-            whole = [4.0 * sum(n * m for n, m in one) for one in thin]
+            whole = [4.0 * sum(n * m for n, m in shapes) for shapes in thin]
             self.added = [3.0 * (rank + 1) * x for x in whole]
-            self.second = [4.0 * rank * sum(m for _, m in one) for one in thin]
-            tall = [4.0 * rank * sum(n for n, _ in one) for one in thin]
+            self.second = [4.0 * rank * sum(m for _, m in shapes) for shapes in thin]
+            tall = [4.0 * rank * sum(n for n, _ in shapes) for shapes in thin]
             self.first = [x - c + t for x, c, t in zip(floats, whole, tall, strict=True)]
             self.kept = [c + t + 2 * s for c, t, s in zip(whole, tall, self.second, strict=True)]
         self.passes = 2 if any(self.second) else 1

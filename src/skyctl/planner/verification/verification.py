@@ -54,8 +54,8 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
 
 def _check_plan(problem: Problem, plan: Plan) -> list[Check]:
     """Every check of what a plan says; fewer where it can't be read."""
-    one = problem.parallel == "pipeline" and not problem.rhythm.is_rounds
-    name = "stages" if one else "pipelines"
+    one_pipeline = problem.parallel == "pipeline" and not problem.rhythm.is_rounds
+    name = "stages" if one_pipeline else "pipelines"
     try:
         read = read_plan(problem, plan)
     except InputError as exc:
@@ -77,7 +77,7 @@ def _check_plan(problem: Problem, plan: Plan) -> list[Check]:
         checks.append(_pins(step, read))
     if len(read.rows) > 1:  # one alone sums what it has cut
         checks.append(_ties(step, read))
-    needs = [step.need_bytes(one, read.groups, read.chunk_bytes) for one in read.held]
+    needs = [step.need_bytes(stage, read.groups, read.chunk_bytes) for stage in read.held]
     checks.append(_memory(step, read, needs))
     if problem.parallel == "data":
         checks.append(_helpers(step, plan, read))
@@ -89,7 +89,7 @@ def _check_plan(problem: Problem, plan: Plan) -> list[Check]:
         times = StepTimes(said_s, 0.0, server.compute_s, idle_s)
     else:
         times = play_round(step, read) if problem.rhythm.is_rounds else step.play(read)
-        largest_s = max(step.layers_s(one) for one in read.held)
+        largest_s = max(step.layers_s(stage) for stage in read.held)
         checks.append(
             check_value(plan, largest_s if problem.objective == "bottleneck" else times.iteration_s)
         )
@@ -99,11 +99,11 @@ def _check_plan(problem: Problem, plan: Plan) -> list[Check]:
 
 def _words(read: ReadPlan, layers: int) -> str:
     """Of stages, shares and local steps."""
-    told = f"{len(read.held)} stages of {len(read.rows)} pipelines cover {layers} layers each"
+    words = f"{len(read.held)} stages of {len(read.rows)} pipelines cover {layers} layers each"
     if len(read.rows) == 1:
         return f"{len(read.held)} stages cover {layers} layers"
     shares = [row[0].microbatches for row in read.rows]
-    return f"{told}, and compute {' + '.join(map(str, shares))} microbatches" if len(shares) <= 8 else told
+    return f"{words}, and compute {' + '.join(map(str, shares))} microbatches" if len(shares) <= 8 else words
 
 
 def _in_flight(problem: Problem, read: ReadPlan) -> Check:
@@ -147,12 +147,12 @@ def _local_steps(problem: Problem, read: ReadPlan) -> Check:
 
 def _owners(step: CheckedStep, read: ReadPlan) -> Check:
     for owner, row in zip(step.problem.owners or (), read.rows, strict=False):
-        for one in row:
-            if node_of(step.ids[one.device]) not in owner:
-                detail = f"{step.ids[one.device]} trains on the data of {'+'.join(owner)}, whose it is not"
+        for stage in row:
+            if node_of(step.ids[stage.device]) not in owner:
+                detail = f"{step.ids[stage.device]} trains on the data of {'+'.join(owner)}, whose it is not"
                 return Check(name="owners", ok=False, detail=detail)
-    said = "no data is anybody's alone" if step.problem.owners is None else "each trains on its own nodes"
-    return Check(name="owners", ok=True, detail=said)
+    whose = "no data is anybody's alone" if step.problem.owners is None else "each trains on its own nodes"
+    return Check(name="owners", ok=True, detail=whose)
 
 
 def _pins(step: CheckedStep, read: ReadPlan) -> Check:
@@ -165,26 +165,26 @@ def _pins(step: CheckedStep, read: ReadPlan) -> Check:
             if not may(device):
                 detail = f"{step.ids[device]} may not hold the {where} stage"
                 return Check(name="pins", ok=False, detail=detail)
-    for one in read.held:
-        if step.ids[one.device] in (step.problem.helpers or ()):
-            detail = f"{step.ids[one.device]} is to help only, and holds layers"
+    for stage in read.held:
+        if step.ids[stage.device] in (step.problem.helpers or ()):
+            detail = f"{step.ids[stage.device]} is to help only, and holds layers"
             return Check(name="pins", ok=False, detail=detail)
     return Check(name="pins", ok=True, detail="first and last stages are where they may be")
 
 
 def _ties(step: CheckedStep, read: ReadPlan) -> Check:
     """Whether layers that share parameters are in one stage."""
-    for one in read.held:
-        if step.splits_tie(one.start, one.stop):
-            detail = f"{step.ids[one.device]} holds some of the layers that share parameters, not all"
+    for stage in read.held:
+        if step.splits_tie(stage.start, stage.stop):
+            detail = f"{step.ids[stage.device]} holds some of the layers that share parameters, not all"
             return Check(name="ties", ok=False, detail=detail)
     return Check(name="ties", ok=True, detail="layers that share parameters are in one stage each")
 
 
 def _memory(step: CheckedStep, read: ReadPlan, needs: Sequence[float]) -> Check:
     """Whether each stage's device has the bytes that it needs."""
-    for one, need in zip(read.held, needs, strict=True):
-        if short := _shortage(step, step.ids[one.device], need):
+    for stage, need in zip(read.held, needs, strict=True):
+        if short := _shortage(step, step.ids[stage.device], need):
             return Check(name="memory", ok=False, detail=short)
     return Check(name="memory", ok=True, detail="every stage fits its device, with messages of sums")
 
@@ -211,20 +211,20 @@ def _prediction(
     plan: Plan, step: CheckedStep, read: ReadPlan, times: StepTimes, needs: Sequence[float]
 ) -> Check:
     """Whether the plan predicts what was found: the step, and each stage's computing, idling and bytes."""
-    said = plan.predicted
+    predicted = plan.predicted
     slack = TOLERANCE * max(times.iteration_s, 1e-6)
-    ok = is_close(said.iteration_s, times.iteration_s)
-    ok = ok and is_close(said.bottleneck_s, max(step.layers_s(one) for one in read.held))
-    ok = ok and abs(said.sync_s - times.sync_s) <= slack
-    ok = ok and [x.device for x in said.replicas] == [step.ids[one.device] for one in read.held]
+    ok = is_close(predicted.iteration_s, times.iteration_s)
+    ok = ok and is_close(predicted.bottleneck_s, max(step.layers_s(stage) for stage in read.held))
+    ok = ok and abs(predicted.sync_s - times.sync_s) <= slack
+    ok = ok and [x.device for x in predicted.replicas] == [step.ids[stage.device] for stage in read.held]
     if ok:
-        found = zip(said.replicas, times.compute_s, times.idle_s, needs, strict=True)
-        for one, compute_s, idle_s, need in found:
+        figures = zip(predicted.replicas, times.compute_s, times.idle_s, needs, strict=True)
+        for replica, compute_s, idle_s, need in figures:
             # a stage of microseconds beside seconds: its share of a sum's rounding may be more than its own
-            near = abs(one.compute_s - compute_s) <= 1e-3 * slack
-            ok = ok and (near or is_close(one.compute_s, compute_s))
-            ok = ok and abs(one.idle_s - idle_s) <= slack
-            ok = ok and is_close(one.memory_bytes, need)
+            near = abs(replica.compute_s - compute_s) <= 1e-3 * slack
+            ok = ok and (near or is_close(replica.compute_s, compute_s))
+            ok = ok and abs(replica.idle_s - idle_s) <= slack
+            ok = ok and is_close(replica.memory_bytes, need)
     return Check(
         name="prediction", ok=ok, detail="played again" if ok else "differs from what was played again"
     )

@@ -27,13 +27,13 @@ def prove_hybrid(step: CheckedStep, bound_s: float, witness: Witness | None = No
     by_prices = prove_by_prices(step, below_s, prices) if prices else None
     if by_prices is not None and by_prices.holds:
         return by_prices
-    said = [] if by_prices is None else [by_prices.detail]
+    details = [] if by_prices is None else [by_prices.detail]
     for method in (prove_by_enumeration, prove_by_sets):
-        found = method(step, below_s)
-        if found.holds is not None:
-            return found
-        said.append(found.detail)
-    return Proof(None, "; ".join(said))
+        proof = method(step, below_s)
+        if proof.holds is not None:
+            return proof
+        details.append(proof.detail)
+    return Proof(None, "; ".join(details))
 
 
 def are_prices_enough(step: CheckedStep, bound_s: float, witness: Witness) -> bool:

@@ -21,7 +21,7 @@ MOST_PIPELINES = 50_000
 MOST_PLANS = 20_000
 """Plans whose sums are played at most."""
 
-Known = dict[frozenset[int], dict[int, list[Row]]]
+Rows = dict[frozenset[int], dict[int, list[Row]]]
 """Pipelines by their devices, then by microbatches."""
 
 
@@ -32,17 +32,17 @@ def prove_by_enumeration(step: CheckedStep, below_s: float) -> Proof:
     rows = sum(math.perm(devices, k) * math.comb(layers - 1, k - 1) for k in range(1, most + 1))
     if devices > MOST_DEVICES or rows * (step.problem.microbatches - 1) > MOST_PIPELINES:
         return Proof(None, "there are too many pipelines to go through")
-    known: Known = {}
+    kept: Rows = {}
     for size in range(1, most + 1):
         for order in permutations(range(devices), size):
             for cuts in combinations(range(1, layers), size - 1):
                 for count in range(1, step.problem.microbatches):
                     row = _row(step, order, (0, *cuts, layers), count)
                     if _may_keep(step, row, below_s):
-                        known.setdefault(frozenset(order), {}).setdefault(count, []).append(row)
+                        kept.setdefault(frozenset(order), {}).setdefault(count, []).append(row)
     played = 0
-    for parts in _disjoint(list(known), step.problem.microbatches):
-        for rows_of in _shared_out(known, parts, step.problem.microbatches):
+    for parts in _disjoint(list(kept), step.problem.microbatches):
+        for rows_of in _shared_out(kept, parts, step.problem.microbatches):
             for plan in product(*rows_of):
                 played += 1
                 if played > MOST_PLANS:
@@ -97,11 +97,11 @@ def _disjoint(sets: Sequence[frozenset[int]], most: int) -> Iterator[tuple[froze
     yield from more((), 0, frozenset())
 
 
-def _shared_out(known: Known, parts: Sequence[frozenset[int]], total: int) -> Iterator[list[list[Row]]]:
+def _shared_out(kept: Rows, parts: Sequence[frozenset[int]], total: int) -> Iterator[list[list[Row]]]:
     """By way to share the microbatches out, each part's pipelines."""
-    for counts in product(*(known[part] for part in parts)):
+    for counts in product(*(kept[part] for part in parts)):
         if sum(counts) == total:
-            yield [known[part][count] for part, count in zip(parts, counts, strict=True)]
+            yield [kept[part][count] for part, count in zip(parts, counts, strict=True)]
 
 
 def _keeps(step: CheckedStep, rows: Sequence[Row], below_s: float) -> bool:

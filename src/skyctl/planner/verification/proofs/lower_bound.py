@@ -39,8 +39,8 @@ def prove(facts: ProblemData, bound_s: float, witness: Witness | None = None) ->
         methods = SPLIT
     if below_s <= 0:
         return Proof(True, "nothing is below zero")
-    if witness is not None and (found := _by_witness(facts, below_s, witness)).holds:
-        return found
+    if witness is not None and (proof := _by_witness(facts, below_s, witness)).holds:
+        return proof
     return _first(methods, facts, below_s)
 
 
@@ -59,15 +59,15 @@ def _by_witness(facts: ProblemData, below_s: float, witness: Witness) -> Proof:
 
 def _first(methods: tuple[Method, ...], facts: ProblemData, below_s: float) -> Proof:
     """The first answer; where no method knows, all that they said."""
-    said = []
+    details = []
     for method in methods:
-        found = method(facts, below_s)
-        if found.holds is False and facts.loose and method is not proof_by_paths.prove:
-            found = Proof(None, "a better plan would exist if stages recomputed in no time")
-        if found.holds is not None:
-            return found
-        said.append(found.detail)
-    return Proof(None, "; ".join(said))
+        proof = method(facts, below_s)
+        if proof.holds is False and facts.loose and method is not proof_by_paths.prove:
+            proof = Proof(None, "a better plan would exist if stages recomputed in no time")
+        if proof.holds is not None:
+            return proof
+        details.append(proof.detail)
+    return Proof(None, "; ".join(details))
 
 
 def _stage_limit_s(facts: ProblemData, below_s: float) -> float:
@@ -81,9 +81,9 @@ def _volume(facts: ProblemData, below_s: float, methods: tuple[Method, ...] = QU
     stage_s = _stage_limit_s(facts, below_s)
     if stage_s <= 0:
         return Proof(True, "one optimizer step takes as long (volume bound)")
-    found = _first(methods, facts, stage_s)
-    if found.holds:
-        return Proof(True, f"no stages are fast enough for a better step (volume bound: {found.detail})")
+    stages = _first(methods, facts, stage_s)
+    if stages.holds:
+        return Proof(True, f"no stages are fast enough for a better step (volume bound: {stages.detail})")
     return Proof(None, "its stages alone, without order and links, do not rule a better step out")
 
 

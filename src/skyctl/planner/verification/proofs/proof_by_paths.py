@@ -230,9 +230,9 @@ class _Search(PathTables):
                 continue  # the same with the lower twin
             for d in range(self.facts.devices):
                 if chosen >> d & 1 and self.facts.may_be_first(d) and self.span[chosen, d][0] < self.below_s:
-                    found = self._extend((), d, 0, chosen)
-                    if found is not None:
-                        return found
+                    better_s = self._extend((), d, 0, chosen)
+                    if better_s is not None:
+                        return better_s
         return None
 
     def _twins(self) -> list[tuple[int, int]]:
@@ -269,9 +269,9 @@ class _Search(PathTables):
             least = self._through(placed, d, stages, (span, f + b + beyond, o)) + bar
             for i in np.flatnonzero(least < self.below_s).tolist():
                 stop = start + 1 + i
-                found = self._extend((*placed, PathStage(d, start, stop)), e, stop, rest)
-                if found is not None:
-                    return found
+                better_s = self._extend((*placed, PathStage(d, start, stop)), e, stop, rest)
+                if better_s is not None:
+                    return better_s
         return None
 
     def _through(

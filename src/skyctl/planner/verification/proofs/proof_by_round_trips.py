@@ -329,8 +329,8 @@ class _Trips:
         for part in layout:
             cap = most[at : at + part.stages].max(axis=0)
             at += part.stages
-            known, fewest = caps.get(part.devices, (cap, self.m))
-            caps[part.devices] = np.maximum(cap, known), min(fewest, self._least_in_flight(at - 1, stages))
+            before, fewest = caps.get(part.devices, (cap, self.m))
+            caps[part.devices] = np.maximum(cap, before), min(fewest, self._least_in_flight(at - 1, stages))
         for part in _merged(layout):
             cap, in_flight = caps[part.devices]
             worth = []
@@ -386,9 +386,9 @@ def _sites(devices: int, costs: dict[tuple[int, int], Range]) -> list[tuple[int,
     near = max(gaps)[1]
     groups = [{d} for d in range(devices)]
     for (a, b), (_, cost) in costs.items():
-        one, other = (next(g for g in groups if d in g) for d in (a, b))
-        if cost <= near and one is not other:
-            one |= other
+        group, other = (next(g for g in groups if d in g) for d in (a, b))
+        if cost <= near and group is not other:
+            group |= other
             groups.remove(other)
     if len(groups) > MAX_SITES:
         return everyone

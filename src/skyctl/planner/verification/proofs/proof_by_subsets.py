@@ -122,8 +122,8 @@ def _rows(facts: ProblemData, sets: _Sets, below_s: float) -> bool:
             if (k, in_flight) not in tables:
                 tables[k, in_flight] = _pairs(facts, kind, in_flight, below_s)
             has = numbers[np.flatnonzero(sets.digit(numbers, k))]
-            found = covered[has - np.int32(sets.strides[k])] @ tables[k, in_flight]
-            covered[has] = np.maximum(covered[has], found > 0.5)
+            reached = covered[has - np.int32(sets.strides[k])] @ tables[k, in_flight]
+            covered[has] = np.maximum(covered[has], reached > 0.5)
         if covered[numbers, 0].any():
             return True
     return False
