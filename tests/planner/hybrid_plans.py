@@ -28,8 +28,8 @@ def hybrid_plan(**more) -> Plan:
         return PlacedStage(start=start, stop=stop, device=ids[device], in_flight=1)
 
     groups = []
-    for holders, start, stop in (((0, 2), 0, 2), ((1, 2), 2, 4)):
-        routes = route_records(Layout(holders, root=holders[0]).routes(), ids)
+    for replicas, start, stop in (((0, 2), 0, 2), ((1, 2), 2, 4)):
+        routes = route_records(Layout(replicas, root=replicas[0]).routes(), ids)
         groups.append(SyncGroup(start=start, stop=stop, routes=routes))
     return Plan(
         form="pipelines",

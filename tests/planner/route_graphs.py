@@ -28,7 +28,7 @@ def mesh(count, rates, chosen=None):
     return RouteNetwork(len(place), tuple(range(len(place))), links)
 
 
-def lines(rates, holders=None):
+def lines(rates, replicas=None):
     """Devices with a line each, of the same rate in and out, and nothing else between them."""
     n = len(rates)
     shared = []
@@ -37,7 +37,7 @@ def lines(rates, holders=None):
         shared.append(Shared(tuple((d, x) for x in others), 1 / rate))
         shared.append(Shared(tuple((x, d) for x in others), 1 / rate))
     free = dict.fromkeys(itertools.permutations(range(n), 2), 0.0)
-    return RouteNetwork(n, tuple(range(n if holders is None else holders)), free, shared)
+    return RouteNetwork(n, tuple(range(n if replicas is None else replicas)), free, shared)
 
 
 def sites(count, size, seed):
@@ -113,10 +113,10 @@ def least_byte_s(network):
 
 
 def all_trees(network, root, up):
-    """Every tree to the root (``up``) or from it over all holders, as edges in which they send."""
+    """Every tree to the root (``up``) or from it over all replicas, as edges in which they send."""
     helpers = [d for d in network.helpers if d != root]
     for some in (s for size in range(len(helpers) + 1) for s in itertools.combinations(helpers, size)):
-        yield from trees_over([*{*network.holders, root}, *some], network, root, up)
+        yield from trees_over([*{*network.replicas, root}, *some], network, root, up)
 
 
 def trees_over(there, network, root, up):

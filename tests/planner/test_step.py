@@ -12,7 +12,7 @@ from skyctl import InfeasibleError, plan, predict
 from skyctl.errors import InputError, UndecidedError
 from skyctl.planner import joint_sums
 from skyctl.planner.data.data_placement import asked_groups
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.plan_record import read_candidate
 from skyctl.planner.requirements import CONFLICTS, require_consistent
 from skyctl.planner.step import play
@@ -22,15 +22,15 @@ from skyctl.records.rhythm import Rhythm
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("seed", range(25))
-def test_holders_in_closed_form_take_what_is_played(seed: int, delay: int) -> None:
+def test_replicas_in_closed_form_take_what_is_played(seed: int, delay: int) -> None:
     """Rings, stars and packed trees of all devices, helpers included, in every format of sums."""
     problem = random_data_problem(seed)
     if delay and problem.sync_format == "fixed32":
         return
-    model = HolderCosts(problem.model_copy(update={"rhythm": Rhythm(delay=delay)}))
-    holders = tuple(d for d in range(model.devices) if model.fitting_cost(d) is not None)
-    holders = holders[: problem.microbatches]
-    for group in asked_groups(model, holders, time.perf_counter() + 0.5) if holders else ():
+    model = ReplicaCosts(problem.model_copy(update={"rhythm": Rhythm(delay=delay)}))
+    replicas = tuple(d for d in range(model.devices) if model.fitting_cost(d) is not None)
+    replicas = replicas[: problem.microbatches]
+    for group in asked_groups(model, replicas, time.perf_counter() + 0.5) if replicas else ():
         placed = group.best_placement(problem.microbatches)
         assert placed is not None
         step = play(model, placed.candidate(model))

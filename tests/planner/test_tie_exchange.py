@@ -53,7 +53,7 @@ def test_layers_of_one_stage_exchange_nothing() -> None:
     assert verify(tied.problem, tied).ok
 
 
-def test_holders_share_the_first_ones_line() -> None:
+def test_replicas_share_the_first_ones_line() -> None:
     line = SharedResource(name="line", bandwidth_bytes_per_s=1e7, links=(("a", "b"), ("a", "c"), ("b", "c")))
     planned = plan(problem(Tie(layers=(0, 3, 5), bytes=MEGABYTE), shared=(line,)), "even")
     assert planned.predicted.sync_s == pytest.approx(0.2 + 0.02)

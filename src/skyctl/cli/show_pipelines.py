@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyctl.compare.number_format import format_percent, format_ratio, format_seconds
 from skyctl.compare.sync_summary import describe_sync
-from skyctl.planner.data.unused_holders import least_paying
+from skyctl.planner.data.unused_reasons import least_paying
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan, ReplicaPrediction
 

@@ -9,7 +9,7 @@ from skyctl.compare.number_format import UNKNOWN, format_estimate, format_second
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
 from skyctl.compare.rhythm_summary import describe_rounds, describe_stale
 from skyctl.planner.api import predict
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.plan_record import read_candidate
 from skyctl.planner.routes.route_layouts import busiest_byte_s, device_routes, use_of
 from skyctl.planner.routes.route_names import RoutesKind, RoutesName, name_routes
@@ -52,7 +52,7 @@ class SyncRates(NamedTuple):
 
 def sync_rates(plan: Plan) -> SyncRates:
     """How fast a plan's gradients are summed; the plan must have several pipelines."""
-    model = HolderCosts(plan.problem)
+    model = ReplicaCosts(plan.problem)
     (group,) = read_candidate(model, plan).sums
     devices = {stage.device for stage in plan.placed_stages}
     witness = plan.certificate.witness
@@ -61,7 +61,7 @@ def sync_rates(plan: Plan) -> SyncRates:
         for prices in (witness.route_prices if witness is not None else ())
         if set(prices.devices) == devices and prices.byte_s > 0
     ]
-    ring_s = model.layouts.best_ring_byte_s(group.holders)
+    ring_s = model.layouts.best_ring_byte_s(group.replicas)
     return SyncRates(group.routed.byte_s, least[0] if least else None, ring_s, model.total_bytes)
 
 
@@ -103,7 +103,7 @@ def describe_sync(plan: Plan) -> str:
 
 def _describe_groups(plan: Plan, sync: Sync) -> str:
     """The same of several pipelines: by group of layers, which are summed as soon as each is released."""
-    model = HolderCosts(plan.problem)
+    model = ReplicaCosts(plan.problem)
     index = {name: number for number, name in enumerate(model.ids)}
     labels = device_labels(plan.problem)
     words = []

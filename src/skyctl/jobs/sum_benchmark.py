@@ -15,7 +15,7 @@ from skyctl import workload
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.errors import InfeasibleError, InputError, NodeError, SkyctlError, UndecidedError
 from skyctl.jobs.node_sessions import require_all
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.data.tree_layouts import pack_set
 from skyctl.planner.routes.route_names import name_routes
 from skyctl.planning.plan_from_profile import plan_profile
@@ -159,7 +159,7 @@ def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
                 sync=outcome.strategy,
                 kind=name_routes(routes).kind,
                 routes=len(routes),
-                nbytes=HolderCosts(plan.problem).total_bytes,
+                nbytes=ReplicaCosts(plan.problem).total_bytes,
                 predicted_s=plan.predicted.sync_s,
                 measured_s=None if done is None else done.sync_s,
                 bound_mbit=bounds[plan.sync.format],
@@ -172,7 +172,7 @@ def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
 
 def _bound_mbit(plan: Plan) -> float | None:
     """What no routes among a plan's devices carry more than; None: their links cost nothing."""
-    model = HolderCosts(plan.problem)
+    model = ReplicaCosts(plan.problem)
     holders = tuple(sorted(model.ids.index(stage.device) for stage in plan.placed_stages))
     byte_s = pack_set(model, holders, time.perf_counter() + PACKING_S).byte_s
     return 8e-6 / byte_s if byte_s > 0 else None

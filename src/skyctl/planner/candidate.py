@@ -28,7 +28,7 @@ class PlannedPipeline(NamedTuple):
 
 
 class GroupRoutes(NamedTuple):
-    """Over which routes the holders of some layers sum.
+    """Over which routes the replicas of some layers sum.
 
     Attributes:
         layout: the routes; those of a plan's record count as trees, whatever they are.
@@ -47,7 +47,7 @@ class SumGroup(NamedTuple):
     """Layers [start, stop) that the same devices hold, one of each pipeline, and how they are summed.
 
     Attributes:
-        holders: ascending.
+        replicas: ascending.
         size_bytes: of these layers, as they are sent.
         chunk_bytes: of a message, at most.
         fill_s: what messages take beyond their bytes, which pass deep trees edge by edge.
@@ -55,7 +55,7 @@ class SumGroup(NamedTuple):
 
     start: int
     stop: int
-    holders: tuple[int, ...]
+    replicas: tuple[int, ...]
     size_bytes: float
     routed: GroupRoutes
     chunk_bytes: int
@@ -94,7 +94,7 @@ AS_MEASURED = TimeScale(lambda _device: 1.0, lambda _pair: 1.0)
 
 
 def layer_groups(placements: Sequence[Placement]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(start, stop, holders ascending) of the largest ranges of layers that the same devices hold."""
+    """(start, stop, replicas ascending) of the largest ranges of layers that the same devices hold."""
     if len(placements) == 1:
         return [(p, q, (d,)) for d, p, q in placements[0]]
     cuts = sorted({0, *(stage.stop for placement in placements for stage in placement)})
@@ -104,8 +104,8 @@ def layer_groups(placements: Sequence[Placement]) -> list[tuple[int, int, tuple[
         for i, placement in enumerate(placements):
             if placement[at[i]].stop <= start:
                 at[i] += 1
-        holders = (placement[k].device for placement, k in zip(placements, at, strict=True))
-        out.append((start, stop, tuple(sorted(holders))))
+        replicas = (placement[k].device for placement, k in zip(placements, at, strict=True))
+        out.append((start, stop, tuple(sorted(replicas))))
     return out
 
 

@@ -63,7 +63,7 @@ def released_s(
     ends_s: Sequence[Sequence[float]],
     backward_s: Sequence[Sequence[Sequence[float]]],
 ) -> Sequence[float]:
-    """By layer, when its last holder has its gradient, in seconds from the step's beginning.
+    """By layer, when its last replica has its gradient, in seconds from the step's beginning.
 
     Args:
         ends_s: by pipeline and stage, when its last backward ends.
@@ -112,7 +112,7 @@ def last_sum_s(
 def longest_sum_s(groups: Sequence[SumGroup], loads: Sequence[Loads], ends_s: Mapping[int, float]) -> float:
     """What sums take that are made next to the following step, in seconds: no step is shorter.
 
-    A group begins when the last of its holders has ended its last backward. Every link and shared resource
+    A group begins when the last of its replicas has ended its last backward. Every link and shared resource
     serves groups in order of their beginning, the later layers first where equal. The longest of what a group
     takes from its beginning to its end, latency and fill included, and of what any resource is used in all.
 
@@ -123,7 +123,7 @@ def longest_sum_s(groups: Sequence[SumGroup], loads: Sequence[Loads], ends_s: Ma
     longest = 0.0
     free: dict[Hashable, float] = {}
     used: dict[Hashable, float] = {}
-    begun = [(max(ends_s[d] for d in group.holders), -group.start, group) for group in groups]
+    begun = [(max(ends_s[d] for d in group.replicas), -group.start, group) for group in groups]
     for (at, _, group), load in sorted(
         zip(begun, loads, strict=True), key=lambda begun_load: begun_load[0][:2]
     ):

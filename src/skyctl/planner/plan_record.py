@@ -44,7 +44,7 @@ def make_plan(
     """The record of a step's candidate, with what is known of it, and why each device is unused that is."""
     rounds, pipelines = costs.problem.rhythm.is_rounds, step.candidate.pipelines
     used = {stage.device for placement in step.candidate.placements for stage in placement}
-    used |= {d for sum_ in step.candidate.sums for d in helpers_on(sum_.routed.use, sum_.holders)}
+    used |= {d for sum_ in step.candidate.sums for d in helpers_on(sum_.routed.use, sum_.replicas)}
     return Plan(
         form="pipelines" if rounds or len(pipelines) > 1 else "grid",
         strategy=strategy,
@@ -124,9 +124,9 @@ def read_candidate(costs: StepCosts, plan: Plan) -> Candidate:
     index = {name: d for d, name in enumerate(costs.ids)}
     groups = (
         costs.group(
-            start, stop, Layout(holders, trees=device_routes(group.routes, index)), plan.sync.chunk_bytes
+            start, stop, Layout(replicas, trees=device_routes(group.routes, index)), plan.sync.chunk_bytes
         )
-        for (start, stop, holders), group in zip(held, plan.sync.groups, strict=True)
+        for (start, stop, replicas), group in zip(held, plan.sync.groups, strict=True)
     )
     return Candidate(pipelines, tuple(groups))
 

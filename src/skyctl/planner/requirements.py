@@ -9,7 +9,7 @@ from skyctl.errors import InputError
 from skyctl.records.problem import Problem
 
 SCHEDULES = ("1f1b", "sequential")
-"""Schedules in which one stage alone computes one microbatch after the other, as a holder does."""
+"""Schedules in which one stage alone computes one microbatch after the other, as a replica does."""
 
 
 class Conflict(NamedTuple):
@@ -30,7 +30,7 @@ def _sums_gradients(problem: Problem) -> bool:
     return problem.parallel != "pipeline" and not problem.rhythm.is_rounds
 
 
-def _holders(problem: Problem) -> bool:
+def _replicas(problem: Problem) -> bool:
     """Whether every device that takes part holds all layers, or rounds are made."""
     return problem.parallel == "data" or problem.rhythm.is_rounds
 
@@ -73,13 +73,13 @@ CONFLICTS = (
         "leave --sync-format out",
     ),
     Conflict(
-        lambda p: _holders(p) and p.schedule not in SCHEDULES,
+        lambda p: _replicas(p) and p.schedule not in SCHEDULES,
         "schedule {p.schedule!r} is an order for the stages of a pipeline; where every device holds all "
         "layers, each computes one microbatch after the other",
         "--schedule 1f1b goes with --parallel data (or leave it out)",
     ),
     Conflict(
-        lambda p: _holders(p) and p.objective != "iteration",
+        lambda p: _replicas(p) and p.objective != "iteration",
         "objective {p.objective!r} looks at a pipeline's slowest stage; --parallel data has none",
         "--objective iteration",
     ),

@@ -178,7 +178,7 @@ def processor_s(costs: StepCosts, groups: Sequence[SumGroup]) -> dict[int, float
         return out
     factor = message_factor(costs.problem, max(group.routed.byte_s for group in groups))
     for group in groups:
-        for d in group.holders:
+        for d in group.replicas:
             byte_s = costs.processor_byte_s(group.routed.use, d, factor)
             out[d] = out.get(d, 0.0) + byte_s * group.size_bytes
     return out
@@ -232,7 +232,7 @@ def _average_s(costs: StepCosts, candidate: Candidate, scale: TimeScale) -> floa
 
 
 def _outer_s(costs: StepCosts, candidate: Candidate, scale: TimeScale) -> float:
-    """Seconds of the outer step, which every holder makes after the average."""
+    """Seconds of the outer step, which every replica makes after the average."""
     rhythm = costs.problem.rhythm
     if not rhythm.has_outer_step:
         return 0.0

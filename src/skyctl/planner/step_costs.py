@@ -38,7 +38,7 @@ def sums_anything(problem: Problem) -> bool:
 
 
 def _kept_bytes(problem: Problem) -> list[float]:
-    """By layer, what its holder keeps for sums and from round to round, in bytes."""
+    """By layer, what its replica keeps for sums and from round to round, in bytes."""
     if not problem.rhythm.is_rounds:
         return [size.kept for size in summed_bytes(problem)]
     momentum = problem.rhythm.outer_momentum > 0
@@ -120,7 +120,7 @@ class StepCosts(SumCosts):
     def routed(self, layout: Layout) -> GroupRoutes:
         """A layout with what a byte of gradient takes on its routes."""
         use = layout.use(self.latency_s)
-        helping = {(d, d): self.processor_byte_s(use, d) for d in helpers_on(use, layout.holders)}
+        helping = {(d, d): self.processor_byte_s(use, d) for d in helpers_on(use, layout.replicas)}
         byte_s = max(busiest_byte_s(use, self.byte_s, self.shared), *helping.values(), 0.0)
         loads = (*loads_of(self, use), *((name, seconds) for name, seconds in helping.items() if seconds))
         return GroupRoutes(layout, use, byte_s, loads)
@@ -135,10 +135,10 @@ class StepCosts(SumCosts):
         chunk_bytes = chunk_bytes or chunk_bytes_at(routed.byte_s, self.passes)
         filled_s = 0.0  # a ring and a star fill no tree
         if layout.trees:
-            filled_s = fill_s(self, layout.trees, layout.holders, size, chunk_bytes)
-        return SumGroup(start, stop, layout.holders, size, routed, chunk_bytes, filled_s)
+            filled_s = fill_s(self, layout.trees, layout.replicas, size, chunk_bytes)
+        return SumGroup(start, stop, layout.replicas, size, routed, chunk_bytes, filled_s)
 
 
-def helpers_on(use: RouteUse, holders: Sequence[int]) -> tuple[int, ...]:
-    """The devices that routes go over and that are no holders, ascending."""
-    return tuple(sorted(use.passed.keys() - set(holders)))
+def helpers_on(use: RouteUse, replicas: Sequence[int]) -> tuple[int, ...]:
+    """The devices that routes go over and that are no replicas, ascending."""
+    return tuple(sorted(use.passed.keys() - set(replicas)))

@@ -26,9 +26,9 @@ SHORT_CHUNK_BYTES = 65536
 SLOW_BYTE_S = 4e-8
 """A line is slow from so many seconds a byte on: 200 Mbit/s."""
 EDGE_BYTES = 2 << 20
-"""What a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
+"""What a replica keeps room for, for each edge of a route that arrives at it with partial sums."""
 MOST_HELPERS = 4
-"""Devices that may help any holders over trees; of more, those with the fattest lines."""
+"""Devices that may help any replicas over trees; of more, those with the fattest lines."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -120,7 +120,7 @@ class SumCosts:
         return [sizes[0] + math.fsum(late), *sizes[1:]]
 
     def edge_bytes(self, children: int) -> float:
-        """What a holder keeps more if so many edges of routes arrive at it.
+        """What a replica keeps more if so many edges of routes arrive at it.
 
         With a parameter server that is also a buffer for its own gradients, and at the root the weights that
         pushes are applied to, and a buffer for each other worker.
@@ -141,15 +141,15 @@ class SumCosts:
 
         return sorted(able, key=line_rate, reverse=True)
 
-    def helpers_of(self, holders: Collection[int]) -> tuple[int, ...]:
-        """The devices that may help these holders: none in a ring and in a star, few with trees."""
+    def helpers_of(self, replicas: Collection[int]) -> tuple[int, ...]:
+        """The devices that may help these replicas: none in a ring and in a star, few with trees."""
         if not self._may_help:
             return ()
-        helpers = [d for d in self._helper_order if d not in holders]
+        helpers = [d for d in self._helper_order if d not in replicas]
         return tuple(sorted(helpers if self.problem.sync == "server" else helpers[:MOST_HELPERS]))
 
     def any_helpers(self) -> tuple[int, ...]:
-        """The devices that may help some holders or other."""
+        """The devices that may help some replicas or other."""
         return tuple(self._helper_order) if self._may_help else ()
 
     @property
@@ -159,7 +159,7 @@ class SumCosts:
 
 
 def buffer_bytes(children: int) -> float:
-    """Bytes of the chunks that a holder with that many arriving edges keeps room for."""
+    """Bytes of the chunks that a replica with that many arriving edges keeps room for."""
     return float(children * EDGE_BYTES)
 
 

@@ -24,7 +24,7 @@ class SummedBytes(NamedTuple):
 
     Attributes:
         first, second: as they are sent, pass by pass.
-        kept: what a holder keeps beside gradients: integers, residuals and factors, or with a delay the
+        kept: what a replica keeps beside gradients: integers, residuals and factors, or with a delay the
             gradients and the weights of the step before.
         added: what else its processor does, as bytes that would take as long to add: compressing, or with a
             delay predicting weights.

@@ -31,7 +31,7 @@ def require_ties_at_home(problem: Problem) -> None:
 def tie_exchange_s(model: CostModel, placement: Sequence[StageAssignment]) -> float:
     """Seconds of all ties' sums, one after the other; 0 where each tie's layers lie in one stage.
 
-    Every holder sends its gradients, in float32, to the first one, which sends each of them the sum, chunk by
+    Every replica sends its float32 gradients to the first one, which sends each of them the sum, chunk by
     chunk. Both ways run side by side, so a tie takes its bytes on the slowest link, or on a resource that the
     links share, and one latency up and one down.
     """
@@ -39,12 +39,12 @@ def tie_exchange_s(model: CostModel, placement: Sequence[StageAssignment]) -> fl
     links = {(link.source, link.target): link for link in problem.links}
     total_s = 0.0
     for tie in problem.ties:
-        holders = [
+        replicas = [
             model.ids[stage.device]
             for stage in placement
             if any(stage.start <= layer < stage.stop for layer in tie.layers)
         ]
-        root, *others = holders
+        root, *others = replicas
         pairs = {*((other, root) for other in others), *((root, other) for other in others)}
         rates = [1 / links[pair].bandwidth_bytes_per_s for pair in pairs if pair in links]
         rates += [

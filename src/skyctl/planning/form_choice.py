@@ -31,7 +31,7 @@ PIPELINE: Parallel = "pipeline"
 FORMS: tuple[Parallel, ...] = get_args(Parallel)
 STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
 """Schedules that order a pipeline's stages: those that plans of several pipelines can't have."""
-HOLDERS_ONLY: tuple[SyncRoutes, ...] = ("server", "trees")
+REPLICAS_ONLY: tuple[SyncRoutes, ...] = ("server", "trees")
 """Routes between devices that hold all layers each: those that hybrids don't have."""
 
 FormSearch = Callable[[Parallel, float], Plan]
@@ -92,7 +92,7 @@ def form_contradictions(
         several = "--whole-blocks says where one pipeline is cut"
     if several is not None:
         reasons |= {DATA: several, HYBRID: several}
-    elif sync in HOLDERS_ONLY:
+    elif sync in REPLICAS_ONLY:
         reasons[HYBRID] = f"--sync {sync} goes with --parallel data only"
     elif helpers:
         reasons[HYBRID] = "devices that only help to sum go with --parallel data only"

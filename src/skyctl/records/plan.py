@@ -104,7 +104,7 @@ class Witness(Record):
     Attributes:
         layer_prices: one per layer, of any sign; none where devices hold all layers each.
         place_prices: one per place in a pipeline, from the last stage on, none negative; 0 beyond them.
-        route_prices: by set of holders, of what their routes use; at most one for each set.
+        route_prices: by set of replicas, of what their routes use; at most one for each set.
     """
 
     layer_prices: Seq[float] = ()

@@ -85,13 +85,13 @@ class ProcessorPrice(Record):
 
 
 class RoutePrices(Record):
-    """Prices of what routes use, and the bound on routes among some holders that they prove.
+    """Prices of what routes use, and the bound on routes among some replicas that they prove.
 
     No routes use less in all, weighted by price, than the cheapest tree does, and what is used most is used
     at least as much as the weighted mean.
 
     Attributes:
-        devices: the holders; routes go over no others but those that may help them.
+        devices: the replicas; routes go over no others but those that may help them.
         byte_s: seconds that a byte of gradient takes at least on the busiest link, shared resource or
             helper's processor.
         links: prices of links; 0 for those that are not listed.

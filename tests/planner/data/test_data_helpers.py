@@ -10,7 +10,7 @@ from tests.planner.route_graphs import least_byte_s
 
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.data.tree_layouts import pack_set, route_network
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.routes.route_names import name_routes
@@ -49,8 +49,8 @@ def checked(problem, strategy="optimal"):
 
 
 def rate_of(planned):
-    holders = {stage.device for stage in planned.placed_stages}
-    (own,) = (x for x in planned.certificate.witness.route_prices if set(x.devices) == holders)
+    replicas = {stage.device for stage in planned.placed_stages}
+    (own,) = (x for x in planned.certificate.witness.route_prices if set(x.devices) == replicas)
     return 1 / own.byte_s / MBIT
 
 
@@ -104,9 +104,9 @@ def test_a_server_is_a_star_whose_root_may_be_a_helper():
     assert (route.root, planned.helpers) == (HELPER, (HELPER,))
     assert name_routes(planned.sync.groups[0].routes).kind == "star"
     assert planned.certificate.status == "optimal"
-    at_holder = checked(with_lines([250, 50, 50, 50, 50], sync="server"))
-    assert at_holder.helpers == ()
-    assert at_holder.sync.groups[0].routes[0].root == "n0/cpu:0"
+    at_replica = checked(with_lines([250, 50, 50, 50, 50], sync="server"))
+    assert at_replica.helpers == ()
+    assert at_replica.sync.groups[0].routes[0].root == "n0/cpu:0"
     assert plan(problem, "heuristic").helpers == (HELPER,)
 
 
@@ -191,15 +191,15 @@ def test_forgeries_are_refused():
 
 
 def random_problem(seed):
-    """2 or 3 holders and 1 or 2 devices without memory, on links that differ; processors on some."""
+    """2 or 3 replicas and 1 or 2 devices without memory, on links that differ; processors on some."""
     r = random.Random(seed)
-    holders, helpers = r.choice([(2, 1), (2, 2), (3, 1), (3, 2)])
-    ids = [f"n{i}/cpu:0" for i in range(holders + helpers)]
+    replicas, helpers = r.choice([(2, 1), (2, 2), (3, 1), (3, 2)])
+    ids = [f"n{i}/cpu:0" for i in range(replicas + helpers)]
     pairs = list(itertools.permutations(ids, 2))
     layer = {"name": "x", "flops": 1.0, "state_bytes": 1e8, "activation_bytes": 0.0, "output_bytes": 0.0}
     devices = [
         Device(
-            id=name, flops_per_s=10.0, memory_bytes=None if i < holders else 5e7,
+            id=name, flops_per_s=10.0, memory_bytes=None if i < replicas else 5e7,
             message_byte_s=r.choice([0.0, 1e-9 * r.uniform(1, 9)]),
             reduce_byte_s=r.choice([0.0, 1e-9 * r.uniform(1, 9)]),
         )
@@ -230,10 +230,10 @@ def test_what_is_proved_of_a_set_equals_brute_force(tens):
     helped = 0
     for seed in range(10 * tens, 10 * tens + 10):
         problem = random_problem(seed)
-        model = HolderCosts(problem)
-        holders = tuple(d for d in range(len(model.ids)) if model.fitting_cost(d) is not None)
-        packed = pack_set(model, holders, NEVER)
-        best = least_byte_s(route_network(model, holders, model.helpers_of(holders)))
+        model = ReplicaCosts(problem)
+        replicas = tuple(d for d in range(len(model.ids)) if model.fitting_cost(d) is not None)
+        packed = pack_set(model, replicas, NEVER)
+        best = least_byte_s(route_network(model, replicas, model.helpers_of(replicas)))
         assert packed.byte_s == pytest.approx(best, rel=1e-6), seed
         planned = checked(problem)
         helped += bool(planned.helpers)

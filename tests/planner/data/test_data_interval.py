@@ -33,13 +33,13 @@ def test_a_problem_without_uncertainties_has_none():
     assert with_interval(plan(data_problem(rate=100.0))).predicted.interval is None
 
 
-def test_one_holder_has_its_devices_own():
+def test_one_replica_has_its_devices_own():
     planned = with_interval(plan(uncertain(data_problem(speeds=(1.0,)))))
     expected = P90 * math.hypot(COMMON_UNCERTAINTY, 0.05)
     assert width(planned) == pytest.approx(2 * expected, rel=0.15)
 
 
-def test_the_slower_of_two_equal_holders_reaches_further_up_than_down():
+def test_the_slower_of_two_equal_replicas_reaches_further_up_than_down():
     planned = with_interval(plan(uncertain(data_problem(rate=1e9), devices=0.1)))
     interval, step_s = planned.predicted.interval, planned.predicted.iteration_s
     assert interval.high_s - step_s > 1.3 * (step_s - interval.low_s)

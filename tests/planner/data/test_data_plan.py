@@ -9,8 +9,8 @@ from tests.planner.data_problems import data_problem, random_data_problem
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError, RecordError
 from skyctl.planner.api import assigned
-from skyctl.planner.data import unused_holders
-from skyctl.planner.data.unused_holders import least_paying
+from skyctl.planner.data import unused_reasons
+from skyctl.planner.data.unused_reasons import least_paying
 from skyctl.planner.routes.route_layouts import Layout, use_of
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
@@ -70,8 +70,8 @@ def test_who_does_not_pay_for_its_gradients_is_left_out_and_told_from_when_on_it
 
 def test_reasons_do_without_trees_once_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = data_problem((1.0,) * 4, rate=100.0, gradient=10_000.0)
-    monkeypatch.setattr(unused_holders, "PACKED_S", 0.0)
-    monkeypatch.setattr(unused_holders, "asked_groups", lambda *_: pytest.fail("trees were packed"))
+    monkeypatch.setattr(unused_reasons, "PACKED_S", 0.0)
+    monkeypatch.setattr(unused_reasons, "asked_groups", lambda *_: pytest.fail("trees were packed"))
     unused = plan(problem, "heuristic").unused
     assert len(unused) == 3
     assert all("times as long" in left_out.reason for left_out in unused)

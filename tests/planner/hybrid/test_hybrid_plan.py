@@ -43,7 +43,7 @@ def test_the_joint_sum_by_hand():
     step = model.step(Draft((whole, cut), (1, 1)))
     # alone: 2 s forward, 4 s backward, layer 1 there at 4 s; cut: forward to 2 s, backward 4 s and 6 s
     assert [model.ends_s(pipeline) for pipeline in step.candidate.pipelines] == [(6.0,), (6.0, 4.0)]
-    assert [(group.start, group.stop, group.holders) for group in step.candidate.sums] == [
+    assert [(group.start, group.stop, group.replicas) for group in step.candidate.sums] == [
         (0, 1, (0, 1)),
         (1, 2, (0, 2)),
     ]

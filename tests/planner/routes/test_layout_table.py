@@ -1,4 +1,4 @@
-"""The rings and stars of any holders: which order of a ring is the best, and what a byte takes on each."""
+"""The rings and stars of any replicas: which order of a ring is the best, and what a byte takes on each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_as_fast_a_ring_keeps_the_problems_order():
     assert terms.least_ring is None
 
 
-def test_a_ring_of_many_holders_crosses_between_two_sites_twice():
+def test_a_ring_of_many_replicas_crosses_between_two_sites_twice():
     """Devices of two sites take turns in the problem: its own order would cross at every hop."""
     count = MOST_ORDERED + 5
     problem = mesh([100.0] * (count * (count - 1) // 2), count)

@@ -37,7 +37,7 @@ NEVER = math.inf
     ("network", "rate"),
     [
         (mesh(4, LAB_MESH), 55),
-        (lines([50] * 4 + [250], holders=4), 50),
+        (lines([50] * 4 + [250], replicas=4), 50),
         (lines([50] * 4), 100 / 3),
         (mesh(6, TWO_SITES), 30),
         (mesh(8, DGX_1V), 24 / 7),
@@ -119,7 +119,7 @@ def test_32_devices_in_four_sites_are_packed_within_two_hundredths():
 
 
 def test_many_helpers_keep_the_bound_valid():
-    network = lines([50] * 4 + [250] + [1] * 6, holders=4)  # more helpers than all subsets are looked at of
+    network = lines([50] * 4 + [250] + [1] * 6, replicas=4)  # more helpers than all subsets are looked at of
     packing = pack_trees(network, NEVER)
     assert 1 / packing.byte_s == pytest.approx(50, rel=1e-6)
     assert packing.bound_byte_s <= packing.byte_s

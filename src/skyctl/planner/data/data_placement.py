@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from skyctl.planner.candidate import Candidate, PlannedPipeline
 from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.data.holder_costs import HolderCost, HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCost, ReplicaCosts
 from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.tree_layouts import pack_set
 from skyctl.planner.evaluation import StageExecution
@@ -37,21 +37,21 @@ def least_gain(problem: Problem) -> float:
 
 
 @dataclass(frozen=True)
-class HolderGroup:
-    """Holders and how they sum gradients, without shares: whatever the number of microbatches.
+class ReplicaGroup:
+    """Replicas and how they sum gradients, without shares: whatever the number of microbatches.
 
     Attributes:
         byte_s: seconds that a byte of gradient takes on the busiest link, shared resource or helper.
-        microbatch_s: by holder, t.
-        extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e. With a delay it
+        microbatch_s: by replica, t.
+        extra_s: by replica, e: with m microbatches its layers' sums are done after m · t + e. With a delay it
             is ready for the next step after that, its optimizer and its processor's part of sums included.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
         overlapped_s: with a delay, what the whole sum takes, beside which the next step is computed; else 0.
     """
 
-    holders: tuple[int, ...]
+    replicas: tuple[int, ...]
     layout: Layout
-    costs: tuple[HolderCost, ...]
+    costs: tuple[ReplicaCost, ...]
     use: RouteUse
     byte_s: float
     microbatch_s: tuple[float, ...]
@@ -63,7 +63,7 @@ class HolderGroup:
     @property
     def helpers(self) -> tuple[int, ...]:
         """The devices on its routes that hold nothing, ascending."""
-        return helpers_on(self.use, self.holders)
+        return helpers_on(self.use, self.replicas)
 
     @property
     def after_s(self) -> float:
@@ -94,7 +94,7 @@ class HolderGroup:
         """The candidate with the best shares; None: too few microbatches, or no step below ``below_s``."""
         least_s = level_in_parts_s(microbatches, self.extra_s, self.microbatch_s) + self.after_s
         least_s = max(least_s, self.overlapped_s)
-        if microbatches < len(self.holders) or least_s >= below_s:
+        if microbatches < len(self.replicas) or least_s >= below_s:
             return None
         placed = self.with_shares(best_shares(microbatches, self.extra_s, self.microbatch_s))
         return placed if placed.iteration_s < below_s else None
@@ -102,54 +102,54 @@ class HolderGroup:
 
 @dataclass(frozen=True)
 class DataPlacement:
-    """Holders with their shares of a step's microbatches, and what the step takes.
+    """Replicas with their shares of a step's microbatches, and what the step takes.
 
     ``sync_s``: seconds of it from the last backward of all to the last byte of the sum; with a delay, what
-    the slowest holder waits for the sum.
+    the slowest replica waits for the sum.
     """
 
-    group: HolderGroup
+    group: ReplicaGroup
     shares: tuple[int, ...]
     iteration_s: float
     sync_s: float
 
     @property
-    def holders(self) -> tuple[int, ...]:
+    def replicas(self) -> tuple[int, ...]:
         """The devices, in the order of ``shares``."""
-        return self.group.holders
+        return self.group.replicas
 
-    def candidate(self, model: HolderCosts) -> Candidate:
-        """One pipeline of one stage for each holder, and their sum."""
+    def candidate(self, model: ReplicaCosts) -> Candidate:
+        """One pipeline of one stage for each replica, and their sum."""
         layers, group = model.layers, self.group
         pipelines = tuple(
             PlannedPipeline(
                 (StageAssignment(d, 0, layers),), StageExecution((1,), (0,), (cost.recompute,)), share
             )
-            for d, share, cost in zip(self.holders, self.shares, group.costs, strict=True)
+            for d, share, cost in zip(self.replicas, self.shares, group.costs, strict=True)
         )
         if len(pipelines) == 1:
             return Candidate(pipelines)
         return Candidate(pipelines, (model.group(0, layers, group.layout),))
 
 
-def fitting_group(model: HolderCosts, layout: Layout) -> HolderGroup | None:
-    """The holders of a layout; None: one of them or a helper has no memory for it, or a pin forbids it."""
-    holders, children = layout.holders, layout.children()
+def fitting_group(model: ReplicaCosts, layout: Layout) -> ReplicaGroup | None:
+    """The replicas of a layout; None: one of them or a helper has no memory for it, or a pin forbids it."""
+    replicas, children = layout.replicas, layout.children()
     costs = []
-    for d in holders:
+    for d in replicas:
         cost = model.fitting_cost(d, children.get(d, 0))
         if cost is None:
             return None
         costs.append(cost)
     use = layout.use(model.latency_s)
-    helpers = helpers_on(use, holders)
+    helpers = helpers_on(use, replicas)
     if not all(model.may_help(d, children.get(d, 0)) for d in helpers):
         return None
     helping_s = [model.processor_byte_s(use, d) for d in helpers]
     byte_s = max(busiest_byte_s(use, model.byte_s, model.shared), *helping_s, 0.0)
     delayed = bool(model.problem.rhythm.delay)
     factor = message_factor(model.problem, byte_s)
-    busy_s = [model.processor_byte_s(use, d, factor) * model.total_bytes for d in holders]
+    busy_s = [model.processor_byte_s(use, d, factor) * model.total_bytes for d in replicas]
     extra_s = tuple(
         # a gradient is under way while earlier layers are computed; adding and sending take processor time
         busy + cost.optimizer_s if delayed else max(cost.exposure.unhidden_s(byte_s), busy)
@@ -158,55 +158,55 @@ def fitting_group(model: HolderCosts, layout: Layout) -> HolderGroup | None:
     filled_s = 0.0  # a ring and a star fill no tree
     if layout.trees:
         chunk_bytes = chunk_bytes_at(byte_s, model.passes)
-        filled_s = fill_s(model, layout.trees, holders, model.total_bytes, chunk_bytes)
+        filled_s = fill_s(model, layout.trees, replicas, model.total_bytes, chunk_bytes)
     overlapped_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
     times = tuple(cost.microbatch_s for cost in costs)
-    return HolderGroup(
-        holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s, delayed, overlapped_s
+    return ReplicaGroup(
+        replicas, layout, tuple(costs), use, byte_s, times, extra_s, filled_s, delayed, overlapped_s
     )
 
 
-def fitting_groups(model: HolderCosts, holders: tuple[int, ...]) -> Iterator[HolderGroup]:
-    """The ways for these holders to sum that fit in memory: in rings, in a star at each.
+def fitting_groups(model: ReplicaCosts, replicas: tuple[int, ...]) -> Iterator[ReplicaGroup]:
+    """The ways for these replicas to sum that fit in memory: in rings, in a star at each.
 
     Those of them that the problem's ``sync`` leaves (``server``: at each helper as well); packed trees are
     looked for elsewhere.
     """
-    layouts = (Layout(holders),) if len(holders) == 1 else model.layouts.terms(holders).layouts
-    return _fitting(model, (*layouts, *_helped_stars(model, holders)))
+    layouts = (Layout(replicas),) if len(replicas) == 1 else model.layouts.terms(replicas).layouts
+    return _fitting(model, (*layouts, *_helped_stars(model, replicas)))
 
 
-def _helped_stars(model: HolderCosts, holders: tuple[int, ...]) -> Iterator[Layout]:
+def _helped_stars(model: ReplicaCosts, replicas: tuple[int, ...]) -> Iterator[Layout]:
     """Stars at helpers, which ``server`` may have."""
-    if model.problem.sync == "server" and len(holders) > 1:
-        yield from (Layout(holders, root) for root in model.helpers_of(holders))
+    if model.problem.sync == "server" and len(replicas) > 1:
+        yield from (Layout(replicas, root) for root in model.helpers_of(replicas))
 
 
-def fitting_trees(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> Iterator[HolderGroup]:
-    """The packed trees of two holders or more that fit in their memory.
+def fitting_trees(model: ReplicaCosts, replicas: tuple[int, ...], deadline: float) -> Iterator[ReplicaGroup]:
+    """The packed trees of two replicas or more that fit in their memory.
 
     None where the problem's ``sync`` asks for a ring or a star. ``deadline``: as in ``pack_set``.
     """
-    if model.problem.sync in ONE_LINE or len(holders) < 2:
+    if model.problem.sync in ONE_LINE or len(replicas) < 2:
         return iter(())
-    return _fitting(model, pack_set(model, holders, deadline).layouts)
+    return _fitting(model, pack_set(model, replicas, deadline).layouts)
 
 
-def _fitting(model: HolderCosts, layouts: Iterable[Layout]) -> Iterator[HolderGroup]:
+def _fitting(model: ReplicaCosts, layouts: Iterable[Layout]) -> Iterator[ReplicaGroup]:
     groups = (fitting_group(model, layout) for layout in layouts)
     return (group for group in groups if group is not None)
 
 
-def asked_groups(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> list[HolderGroup]:
+def asked_groups(model: ReplicaCosts, replicas: tuple[int, ...], deadline: float) -> list[ReplicaGroup]:
     """All ways to sum that the problem's ``sync`` asks for and that fit; see ``fitting_trees``."""
-    trees = list(fitting_trees(model, holders, deadline))
+    trees = list(fitting_trees(model, replicas, deadline))
     if model.problem.sync == "trees" and trees:
         return trees
-    return [*fitting_groups(model, holders), *trees]
+    return [*fitting_groups(model, replicas), *trees]
 
 
 def best_of_groups(
-    groups: Iterable[HolderGroup], microbatches: int, below_s: float = math.inf
+    groups: Iterable[ReplicaGroup], microbatches: int, below_s: float = math.inf
 ) -> DataPlacement | None:
     """The best candidate of these groups; None: no step of less than ``below_s`` is possible."""
     best = None
@@ -218,18 +218,18 @@ def best_of_groups(
 
 
 def best_of_set(
-    model: HolderCosts, holders: tuple[int, ...], below_s: float = math.inf
+    model: ReplicaCosts, replicas: tuple[int, ...], below_s: float = math.inf
 ) -> DataPlacement | None:
-    """The best candidate with just these holders and a step of less than ``below_s``; None: there is none."""
-    if model.microbatches < len(holders):
+    """The best candidate with just these replicas and a step of less than ``below_s``; None: none."""
+    if model.microbatches < len(replicas):
         return None
-    costs = [model.fitting_cost(d) for d in holders]
+    costs = [model.fitting_cost(d) for d in replicas]
     fitting = [cost for cost in costs if cost is not None]
     if len(fitting) < len(costs):
         return None
-    if len(holders) == 1:
-        return best_of_groups(fitting_groups(model, holders), model.microbatches, below_s)
-    terms = model.layouts.terms(holders)
+    if len(replicas) == 1:
+        return best_of_groups(fitting_groups(model, replicas), model.microbatches, below_s)
+    terms = model.layouts.terms(replicas)
     floors_s = floors_of(model, fitting, terms.byte_s, terms.latency_s)
     best = None
     for k in np.argsort(floors_s, kind="stable").tolist():
@@ -239,15 +239,15 @@ def best_of_set(
         placed = None if group is None else group.best_placement(model.microbatches, below_s)
         if placed is not None:
             best, below_s = placed, placed.iteration_s
-    helped = best_of_groups(_fitting(model, _helped_stars(model, holders)), model.microbatches, below_s)
+    helped = best_of_groups(_fitting(model, _helped_stars(model, replicas)), model.microbatches, below_s)
     return helped or best
 
 
-def floors_of(model: HolderCosts, costs: Sequence[HolderCost], byte_s: Floats, latency_s: Floats) -> Floats:
-    """By layout, what no step of these holders is below, processors' part of sums left out.
+def floors_of(model: ReplicaCosts, costs: Sequence[ReplicaCost], byte_s: Floats, latency_s: Floats) -> Floats:
+    """By layout, what no step of these replicas is below, processors' part of sums left out.
 
     Args:
-        costs: of the holders.
+        costs: of the replicas.
         byte_s, latency_s: by layout, seconds a byte takes and seconds of latency.
     """
     times = [cost.microbatch_s for cost in costs]
@@ -260,13 +260,13 @@ def floors_of(model: HolderCosts, costs: Sequence[HolderCost], byte_s: Floats, l
     return level_s + np.maximum(0.0, sums_s - hidden_s) + latency_s + max(optimizers)
 
 
-def may_miss_ring(model: HolderCosts, holders: tuple[int, ...], below_s: float) -> bool:
+def may_miss_ring(model: ReplicaCosts, replicas: tuple[int, ...], below_s: float) -> bool:
     """Whether a ring that was not looked at might have a step of less than ``below_s``."""
-    if len(holders) <= MOST_ORDERED:
+    if len(replicas) <= MOST_ORDERED:
         return False
-    least = model.layouts.terms(holders).least_ring
-    costs = [cost for d in holders if (cost := model.fitting_cost(d)) is not None]
-    if least is None or len(costs) < len(holders):
+    least = model.layouts.terms(replicas).least_ring
+    costs = [cost for d in replicas if (cost := model.fitting_cost(d)) is not None]
+    if least is None or len(costs) < len(replicas):
         return False
     byte_s, latency_s = (np.array([value]) for value in least)
     return bool(floors_of(model, costs, byte_s, latency_s)[0] < below_s)

@@ -10,21 +10,21 @@ from typing import NamedTuple
 from skyctl.errors import InputError
 from skyctl.planner.data.data_placement import (
     DataPlacement,
-    HolderGroup,
+    ReplicaGroup,
     asked_groups,
     fitting_group,
     least_gain,
 )
-from skyctl.planner.data.holder_costs import HolderCosts
-from skyctl.planner.data.holder_shortage import (
+from skyctl.planner.data.replica_costs import ReplicaCosts
+from skyctl.planner.data.replica_shortage import (
     raise_if_short,
-    raise_no_holder,
+    raise_no_replica,
     raise_too_few_microbatches,
 )
 from skyctl.planner.data.route_search import search_routes
 from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.set_search import SetSearch, best_alone, search_all, search_greedy
-from skyctl.planner.data.unused_holders import explain_unused
+from skyctl.planner.data.unused_reasons import explain_unused
 from skyctl.planner.plan_record import make_certificate, make_plan
 from skyctl.planner.requirements import as_planned
 from skyctl.planner.routes.route_layouts import Layout
@@ -73,22 +73,22 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
     """
     problem = as_planned(problem)
     limit = TimeLimit.of(time_limit_s)
-    model = HolderCosts(problem)
+    model = ReplicaCosts(problem)
     if strategy == "even":
         even = _even(model, limit.search_until)
         return _made_plan(model, strategy, even, f"equal shares, {_routes_word(even)}", limit)
     if strategy == "alone":
         alone = best_alone(model)
         if alone is None:
-            raise_no_holder(model)
+            raise_no_replica(model)
         return _made_plan(model, strategy, alone, ALONE_METHOD, limit)
     search = _search(model, strategy, limit.search_until)
     if search.best is None:
-        raise_no_holder(model)
+        raise_no_replica(model)
     return _made_plan(model, strategy, search.best, _method(problem, strategy, search), limit, search)
 
 
-def _search(model: HolderCosts, strategy: Strategy, deadline: float) -> SetSearch:
+def _search(model: ReplicaCosts, strategy: Strategy, deadline: float) -> SetSearch:
     if model.problem.sync in ONE_LINE:
         return (search_greedy if strategy == "heuristic" else search_all)(model, deadline)
     return search_routes(model, deadline, prove=strategy == "optimal")
@@ -122,7 +122,7 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
     """
     limit = TimeLimit.of(ASSIGNED_S)
     problem = as_planned(problem)
-    model = HolderCosts(problem)
+    model = ReplicaCosts(problem)
     shares: dict[int, int] = {}
     for item in assignment:
         if not (isinstance(item, tuple | list) and [type(part) for part in item] == [str, int]):
@@ -150,16 +150,16 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
             f"the assignment's shares add up to {total} microbatches, the step has {model.microbatches}",
             hint=f"change a share by {abs(model.microbatches - total)}, or the number with --microbatches",
         )
-    holders = tuple(sorted(shares))
-    groups = asked_groups(model, holders, limit.search_until)
-    best = _best_routes(model, groups, [shares[d] for d in holders])
+    replicas = tuple(sorted(shares))
+    groups = asked_groups(model, replicas, limit.search_until)
+    best = _best_routes(model, groups, [shares[d] for d in replicas])
     if best is None:
-        raise_if_short(model, Layout(holders), "the assignment")
+        raise_if_short(model, Layout(replicas), "the assignment")
     return _made_plan(model, "assigned", best, "as assigned", limit)
 
 
 def _best_routes(
-    model: HolderCosts, groups: Sequence[HolderGroup], shares: Sequence[int]
+    model: ReplicaCosts, groups: Sequence[ReplicaGroup], shares: Sequence[int]
 ) -> DataPlacement | None:
     """The fastest way of these to sum, with those shares; None: there is none."""
     placements = [group.with_shares(shares) for group in groups]
@@ -171,7 +171,7 @@ def _weighed_s(gain: float, placed: DataPlacement) -> float:
     return placed.iteration_s * (1 + gain if placed.group.layout.trees else 1)
 
 
-def _even(model: HolderCosts, deadline: float) -> DataPlacement:
+def _even(model: ReplicaCosts, deadline: float) -> DataPlacement:
     """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement.
 
     Helpers hold nothing, and a ring has none. Where the problem's ``sync`` asks for other routes, it is over
@@ -183,9 +183,9 @@ def _even(model: HolderCosts, deadline: float) -> DataPlacement:
     helpers = model.problem.helpers or ()
     holding = tuple(d for d, name in enumerate(model.ids) if name not in helpers)
     layout = Layout(holding, holding[0] if model.problem.rhythm.is_stale and holding else None)
-    count = len(layout.holders)
+    count = len(layout.replicas)
     if not count:
-        raise_no_holder(model)
+        raise_no_replica(model)
     if model.microbatches < count:
         raise_too_few_microbatches(model, count)
     share, more = divmod(model.microbatches, count)
@@ -201,7 +201,7 @@ def _even(model: HolderCosts, deadline: float) -> DataPlacement:
 
 
 def _made_plan(
-    model: HolderCosts,
+    model: ReplicaCosts,
     strategy: Strategy,
     placed: DataPlacement,
     method: str,
@@ -210,7 +210,7 @@ def _made_plan(
 ) -> Plan:
     """The plan's record, with its certificate and why devices are unused.
 
-    Holders, root and shares of a parameter server are those of the best star that sums, which has the same
+    Replicas, root and shares of a parameter server are those of the best star that sums, which has the same
     work and the same lines; its steps are then played, and nothing is proved of them.
 
     ``search``: the search that the placement comes from.

@@ -1,4 +1,4 @@
-"""What no plan of some holders can be faster than, whatever routes they sum over: cuts, and a level.
+"""What no plan of some replicas can be faster than, whatever routes they sum over: cuts, and a level.
 
 Over trees a device may send over all of its lines at once; in a ring and in a star every byte that it sends
 goes over one.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.sum_costs import message_factor
 from skyctl.schedule.batch_shares import best_shares
 
@@ -19,10 +19,10 @@ ONE_LINE = ("ring", "star", "server")
 """Of ``Problem.sync``: where every byte that a device sends, or receives, goes over one of its lines."""
 
 
-def least_byte_s(model: HolderCosts, device: int, others: Sequence[int]) -> float:
-    """Seconds that a byte takes at least, if the device is one of several holders among ``others``.
+def least_byte_s(model: ReplicaCosts, device: int, others: Sequence[int]) -> float:
+    """Seconds that a byte takes at least, if the device is one of several replicas among ``others``.
 
-    Every holder sends each byte once at least, and receives it once.
+    Every replica sends each byte once at least, and receives it once.
 
     Args:
         others: all that may hold or help beside it.
@@ -33,31 +33,31 @@ def least_byte_s(model: HolderCosts, device: int, others: Sequence[int]) -> floa
     return max(1 / model.lines_rate(device, others), 1 / model.lines_rate(device, others, arriving=True))
 
 
-def cut_byte_s(model: HolderCosts, holders: Sequence[int]) -> float:
-    """Seconds that a byte takes at least on its way among two holders or more, whatever the routes.
+def cut_byte_s(model: ReplicaCosts, replicas: Sequence[int]) -> float:
+    """Seconds that a byte takes at least on its way among two replicas or more, whatever the routes.
 
-    Each holder's lines, to other holders and to those that may help; and all lines together, helpers' as
+    Each replica's lines, to other replicas and to those that may help; and all lines together, helpers' as
     well: each byte is sent 2(n − 1) times.
     """
-    there = (*holders, *model.helpers_of(holders))
+    there = (*replicas, *model.helpers_of(replicas))
     rates: list[list[float]] = [[], []]
     for d in there:
         others = [x for x in there if x != d]
         rates[0].append(model.lines_rate(d, others))
         rates[1].append(model.lines_rate(d, others, arriving=True))
-    least = [1 / min(each[: len(holders)]) for each in rates]
-    sent = 2 * (len(holders) - 1)
+    least = [1 / min(each[: len(replicas)]) for each in rates]
+    sent = 2 * (len(replicas) - 1)
     return max(*least, *(sent / math.fsum(each) for each in rates))
 
 
-def set_bound_s(model: HolderCosts, holders: Sequence[int], byte_s: float) -> float:
-    """The least step of these holders, each with a microbatch or more, if a byte takes ``byte_s`` or more.
+def set_bound_s(model: ReplicaCosts, replicas: Sequence[int], byte_s: float) -> float:
+    """The least step of these replicas, each with a microbatch or more, if a byte takes ``byte_s`` or more.
 
     Infinite where there are fewer microbatches.
     """
     times, extras, optimizers = [], [], []
     delayed, factor = model.problem.rhythm.delay, message_factor(model.problem, byte_s)
-    for d in holders:
+    for d in replicas:
         cost = model.fitting_cost(d)
         assert cost is not None
         times.append(cost.microbatch_s)
@@ -70,15 +70,15 @@ def set_bound_s(model: HolderCosts, holders: Sequence[int], byte_s: float) -> fl
         return math.inf
     shares = best_shares(model.microbatches, extras, times)
     level_s = max(m * t + e for m, t, e in zip(shares, times, extras, strict=True))
-    latency_s = _least_latency_s(model, holders)
+    latency_s = _least_latency_s(model, replicas)
     if delayed:
         return max(level_s, model.total_bytes * byte_s + latency_s)
     return level_s + latency_s + max(optimizers)
 
 
-def _least_latency_s(model: HolderCosts, holders: Sequence[int]) -> float:
-    """Of any route: from every holder there is a way to the root, and one back, over helpers as well."""
-    there, count = (*holders, *model.helpers_of(holders)), len(holders)
+def _least_latency_s(model: ReplicaCosts, replicas: Sequence[int]) -> float:
+    """Of any route: from every replica there is a way to the root, and one back, over helpers as well."""
+    there, count = (*replicas, *model.helpers_of(replicas)), len(replicas)
     away_s = model.latency_table[np.ix_(there, there)]
     for over in range(len(there)):  # Floyd 1962
         away_s = np.minimum(away_s, away_s[:, over, None] + away_s[None, over, :])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 
 from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group, may_miss_ring
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.data.set_bounds import least_byte_s
 from skyctl.planner.routes.route_layouts import Layout
 from skyctl.planner.sum_costs import message_factor
@@ -40,7 +40,7 @@ class SetSearch:
     packed: int = 0
 
 
-def best_alone(model: HolderCosts) -> DataPlacement | None:
+def best_alone(model: ReplicaCosts) -> DataPlacement | None:
     """The fastest of the devices that can hold all layers, alone; None: none can."""
     best, below_s = None, math.inf
     for d in range(len(model.ids)):
@@ -61,7 +61,7 @@ class Incumbent:
         bound_s: what no plan can be faster than.
     """
 
-    def __init__(self, model: HolderCosts) -> None:
+    def __init__(self, model: ReplicaCosts) -> None:
         self.model = model
         costs = {d: model.fitting_cost(d) for d in range(len(model.ids))}
         self.microbatch_s = {d: cost.microbatch_s for d, cost in costs.items() if cost is not None}
@@ -81,27 +81,27 @@ class Incumbent:
         """Whether nothing can be better by more than rounding."""
         return self.best is None or self.best.iteration_s <= self.bound_s * (1 + ROUNDING)
 
-    def improve(self, holders: tuple[int, ...]) -> bool:
+    def improve(self, replicas: tuple[int, ...]) -> bool:
         """Looks at a set of two or more; whether it holds a better candidate, which is kept."""
-        if holders in self._seen or self.best is None:
+        if replicas in self._seen or self.best is None:
             return False
-        self._seen.add(holders)
-        times = [self.microbatch_s[d] for d in holders]
-        extras = [self.extra_s[d] for d in holders]
+        self._seen.add(replicas)
+        times = [self.microbatch_s[d] for d in replicas]
+        extras = [self.extra_s[d] for d in replicas]
         least_s = level_in_parts_s(self.model.microbatches, extras, times)
-        if max(least_s, *(self.overlapped_s[d] for d in holders)) >= self.best.iteration_s:
+        if max(least_s, *(self.overlapped_s[d] for d in replicas)) >= self.best.iteration_s:
             return False
-        better = best_of_set(self.model, holders, self.best.iteration_s)
+        better = best_of_set(self.model, replicas, self.best.iteration_s)
         self.best = better or self.best
         return better is not None
 
-    def improve_star(self, holders: tuple[int, ...], root: int) -> None:
-        """Looks at a star of those of the holders that get a microbatch there if nobody needs to have one."""
-        group = fitting_group(self.model, Layout(holders, root))
+    def improve_star(self, replicas: tuple[int, ...], root: int) -> None:
+        """Looks at a star of the replicas that get a microbatch there if nobody needs to have one."""
+        group = fitting_group(self.model, Layout(replicas, root))
         if group is None or self.best is None:
             return
         shares = best_shares(self.model.microbatches, group.extra_s, group.microbatch_s, least=0)
-        kept = tuple(d for d, m in zip(holders, shares, strict=True) if m or d == root)
+        kept = tuple(d for d, m in zip(replicas, shares, strict=True) if m or d == root)
         if len(kept) < 2:
             return
         group = fitting_group(self.model, Layout(kept, root))
@@ -109,7 +109,7 @@ class Incumbent:
         self.best = group.best_placement(self.model.microbatches, self.best.iteration_s) or self.best
 
 
-def search_greedy(model: HolderCosts, deadline: float) -> SetSearch:
+def search_greedy(model: ReplicaCosts, deadline: float) -> SetSearch:
     """The best of sets that grow in a few orders, and around each root, improved by one device at a time.
 
     ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
@@ -121,25 +121,25 @@ def search_greedy(model: HolderCosts, deadline: float) -> SetSearch:
 
 def improve_greedily(incumbent: Incumbent, deadline: float) -> None:
     """Looks at growing sets, at growing stars, and at what is near the best one, in rings and stars."""
-    for holders in _growing(incumbent):
-        incumbent.improve(holders)
+    for replicas in _growing(incumbent):
+        incumbent.improve(replicas)
         if incumbent.is_proved or time.perf_counter() > deadline:
             return
     stars = () if incumbent.model.problem.sync == "ring" else _growing_stars(incumbent)
-    for holders, root in stars:
-        incumbent.improve_star(holders, root)
+    for replicas, root in stars:
+        incumbent.improve_star(replicas, root)
         if incumbent.is_proved or time.perf_counter() > deadline:
             return
     improved = incumbent.best is not None
     while improved and incumbent.best is not None:
         improved = False
-        for holders in neighbours(incumbent, incumbent.best.holders):
-            improved = incumbent.improve(holders) or improved
+        for replicas in neighbours(incumbent, incumbent.best.replicas):
+            improved = incumbent.improve(replicas) or improved
             if incumbent.is_proved or time.perf_counter() > deadline:
                 return
 
 
-def search_all(model: HolderCosts, deadline: float) -> SetSearch:
+def search_all(model: ReplicaCosts, deadline: float) -> SetSearch:
     """The best of all sets where they are few and there is time; else the greedy one, with a lower bound.
 
     In a ring, or in stars; where trees may be packed, ``route_search``.
@@ -154,9 +154,9 @@ def search_all(model: HolderCosts, deadline: float) -> SetSearch:
     most = min(len(usable), model.microbatches)
     complete = few_sets(incumbent)
     if complete:
-        for holders in chain.from_iterable(combinations(usable, size) for size in range(2, most + 1)):
-            incumbent.improve(holders)
-            if time.perf_counter() > deadline or may_miss_ring(model, holders, incumbent.best.iteration_s):
+        for replicas in chain.from_iterable(combinations(usable, size) for size in range(2, most + 1)):
+            incumbent.improve(replicas)
+            if time.perf_counter() > deadline or may_miss_ring(model, replicas, incumbent.best.iteration_s):
                 complete = False
                 break
     if complete:
@@ -205,22 +205,22 @@ def _growing_stars(incumbent: Incumbent) -> Iterator[tuple[tuple[int, ...], int]
             yield tuple(sorted((*([root] if holds else []), *order[:count]))), root
 
 
-def neighbours(incumbent: Incumbent, holders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def neighbours(incumbent: Incumbent, replicas: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The sets of two or more with one device more, one less, or another one in place of one."""
-    others = [d for d in incumbent.usable if d not in holders]
-    if len(holders) < incumbent.model.microbatches:
+    others = [d for d in incumbent.usable if d not in replicas]
+    if len(replicas) < incumbent.model.microbatches:
         for d in others:
-            yield tuple(sorted((*holders, d)))
-    if len(holders) > 1:
-        for d in holders:
-            rest = tuple(x for x in holders if x != d)
+            yield tuple(sorted((*replicas, d)))
+    if len(replicas) > 1:
+        for d in replicas:
+            rest = tuple(x for x in replicas if x != d)
             if len(rest) > 1:
                 yield rest
             for other in others:
                 yield tuple(sorted((*rest, other)))
 
 
-def least_extras_s(model: HolderCosts, usable: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
+def least_extras_s(model: ReplicaCosts, usable: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
     """By usable device, the least seconds of a step besides its microbatches, in any set of two or more.
 
     Latency, its own optimizer, and its processor's part come to what its lines take (``least_byte_s``). With

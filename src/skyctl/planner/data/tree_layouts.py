@@ -1,6 +1,6 @@
-"""Packed trees among the holders of a set, and over helpers: their layouts, and what is proved of all routes.
+"""Packed trees among the replicas of a set, and over helpers: layouts, and what is proved of all routes.
 
-Devices are numbered by their places: the holders, then those that may help.
+Devices are numbered by their places: the replicas, then those that may help.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from skyctl.errors import InputError
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.routes.quick_trees import quickest_trees
 from skyctl.planner.routes.route_choice import route_choices
 from skyctl.planner.routes.route_layouts import DeviceRoute, Layout, Pair
@@ -27,11 +27,11 @@ PRICE_ROUNDING = 1e-12
 
 
 class PackedSet(NamedTuple):
-    """The trees of a set of holders.
+    """The trees of a set of replicas.
 
     Attributes:
         layouts: from shallow trees to those with the least seconds a byte.
-        byte_s: what no routes among the holders, over those that may help, are faster than, on links, shared
+        byte_s: what no routes among the replicas, over those that may help, are faster than, on links, shared
             resources and helpers' processors.
         prices: that prove ``byte_s``; None where it is 0.
     """
@@ -41,8 +41,8 @@ class PackedSet(NamedTuple):
     prices: RoutePrices | None
 
 
-def pack_set(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> PackedSet:
-    """Packed trees of two holders or more; where adding binds, also ones that spare processors.
+def pack_set(model: ReplicaCosts, replicas: tuple[int, ...], deadline: float) -> PackedSet:
+    """Packed trees of two replicas or more; where adding binds, also ones that spare processors.
 
     First without helpers, so that those are there too where a helper saves little.
 
@@ -56,24 +56,24 @@ def pack_set(model: HolderCosts, holders: tuple[int, ...], deadline: float) -> P
         piece_bytes = min(chunk_bytes_at(byte_s, model.passes), model.total_bytes)
         return model.latency_s.get((a, b), 0.0) + piece_bytes * byte_s
 
-    helpers = model.helpers_of(holders)
-    there = (*holders, *helpers)
+    helpers = model.helpers_of(replicas)
+    there = (*replicas, *helpers)
     tried: list[tuple[RouteNetwork, Packing]] = []
     for over in ((), helpers) if helpers else ((),):
         first_trees = [tree for _, packed in tried for tree in _own(packed)]
-        tried += _packings(model, holders, over, deadline, edge_s, first_trees)
+        tried += _packings(model, replicas, over, deadline, edge_s, first_trees)
     layouts = [
-        Layout(holders, trees=tuple(_device_route(route, there) for route in routes))
+        Layout(replicas, trees=tuple(_device_route(route, there) for route in routes))
         for network, packed in tried
         for routes in route_choices(network, packed, edge_s)
     ]
     packing = next(packed for network, packed in tried if network.count == len(there))
-    return PackedSet(tuple(dict.fromkeys(layouts)), packing.bound_byte_s, _prices(model, holders, packing))
+    return PackedSet(tuple(dict.fromkeys(layouts)), packing.bound_byte_s, _prices(model, replicas, packing))
 
 
 def _packings(
-    model: HolderCosts,
-    holders: tuple[int, ...],
+    model: ReplicaCosts,
+    replicas: tuple[int, ...],
     helpers: tuple[int, ...],
     deadline: float,
     edge_s: Callable[[Pair], float],
@@ -83,16 +83,16 @@ def _packings(
 
     ``first_trees``: trees to begin with; the others as in ``pack_set``.
     """
-    wires = route_network(model, holders, helpers)
+    wires = route_network(model, replicas, helpers)
     quick = quickest_trees(wires, edge_s)
     packing = pack_trees(wires, deadline, first_trees=(*quick, *first_trees))
     yield wires, packing
-    processors = route_network(model, holders, helpers, processors=True)
+    processors = route_network(model, replicas, helpers, processors=True)
     if any(processors.add_byte_s) or any(processors.message_byte_s):
         yield processors, pack_trees(processors, deadline, first_trees=(*quick, *first_trees, *_own(packing)))
-    near = _without_far_links(model, (*holders, *helpers), wires, packing.byte_s)
+    near = _without_far_links(model, (*replicas, *helpers), wires, packing.byte_s)
     if near is not None:
-        with suppress(InputError):  # the others alone do not join all holders
+        with suppress(InputError):  # the others alone do not join all replicas
             yield near, pack_trees(near, deadline)
 
 
@@ -101,7 +101,7 @@ def _own(packing: Packing) -> tuple[Tree, ...]:
 
 
 def _without_far_links(
-    model: HolderCosts, there: Sequence[int], network: RouteNetwork, byte_s: float
+    model: ReplicaCosts, there: Sequence[int], network: RouteNetwork, byte_s: float
 ) -> RouteNetwork | None:
     """The network without links whose latency alone is more than all bytes take; None: there are none."""
     kept = {
@@ -113,14 +113,14 @@ def _without_far_links(
 
 
 def route_network(
-    model: HolderCosts, holders: Sequence[int], helpers: Sequence[int] = (), *, processors: bool = False
+    model: ReplicaCosts, replicas: Sequence[int], helpers: Sequence[int] = (), *, processors: bool = False
 ) -> RouteNetwork:
-    """What routes among these holders, over these helpers, may use; what has no link is free.
+    """What routes among these replicas, over these helpers, may use; what has no link is free.
 
     Args:
-        processors: holders' processors count, and not only helpers', which have nothing else to do.
+        processors: replicas' processors count, and not only helpers', which have nothing else to do.
     """
-    there = (*holders, *helpers)
+    there = (*replicas, *helpers)
     place = {d: i for i, d in enumerate(there)}
     pairs = [(a, b) for a in there for b in there if a != b]
     over: dict[int, tuple[float, list[Pair]]] = {}
@@ -131,7 +131,7 @@ def route_network(
     counts = [processors or d in helpers for d in there]
     return RouteNetwork(
         count=len(there),
-        holders=tuple(range(len(holders))),
+        replicas=tuple(range(len(replicas))),
         link_byte_s={(place[a], place[b]): model.byte_s.get((a, b), 0.0) for a, b in pairs},
         shared=[Shared(tuple(links), byte_s) for _, (byte_s, links) in sorted(over.items())],
         add_byte_s=[counted * device.reduce_byte_s for device, counted in zip(devices, counts, strict=True)],
@@ -148,11 +148,11 @@ def _device_route(route: RouteShare, there: Sequence[int]) -> DeviceRoute:
     return DeviceRoute(route.share, there[tree.root], up, down)
 
 
-def _prices(model: HolderCosts, holders: Sequence[int], packing: Packing) -> RoutePrices | None:
+def _prices(model: ReplicaCosts, replicas: Sequence[int], packing: Packing) -> RoutePrices | None:
     """A packing's prices by the problem's names and order."""
     if packing.bound_byte_s <= 0:
         return None
-    there = (*holders, *model.helpers_of(holders))
+    there = (*replicas, *model.helpers_of(replicas))
     count = len(there)
     numbers = sorted({n for pair in permutations(there, 2) for n, _ in model.shared[pair]})
     links, shared, processors = [], [0.0] * len(model.problem.shared), []
@@ -168,7 +168,7 @@ def _prices(model: HolderCosts, holders: Sequence[int], packing: Packing) -> Rou
     while shared and shared[-1] == 0:
         shared.pop()
     return RoutePrices(
-        devices=tuple(model.ids[d] for d in holders),
+        devices=tuple(model.ids[d] for d in replicas),
         byte_s=packing.bound_byte_s * (1 - PRICE_ROUNDING),
         links=tuple(links),
         shared=tuple(shared),

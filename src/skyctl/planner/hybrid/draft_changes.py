@@ -119,10 +119,10 @@ def _with_device(placement: Placement, device: int) -> Iterator[Placement]:
 
 def _with_device_at(placement: Placement, s: int, device: int) -> Iterator[Placement]:
     """The device with one layer, a half and all but one of a stage's, before or after the rest."""
-    holder, start, stop = placement[s]
+    replica, start, stop = placement[s]
     for size in sorted({1, (stop - start) // 2, stop - start - 1} - {0}):
         if stop - start > size:
-            first = StageAssignment(device, start, start + size), StageAssignment(holder, start + size, stop)
-            last = StageAssignment(holder, start, stop - size), StageAssignment(device, stop - size, stop)
+            first = StageAssignment(device, start, start + size), StageAssignment(replica, start + size, stop)
+            last = StageAssignment(replica, start, stop - size), StageAssignment(device, stop - size, stop)
             yield (*placement[:s], *first, *placement[s + 1 :])
             yield (*placement[:s], *last, *placement[s + 1 :])

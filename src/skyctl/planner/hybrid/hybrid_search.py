@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import combinations, islice
 
 from skyctl.planner.cost_model import Placement, StageAssignment
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.data.set_search import search_greedy
 from skyctl.planner.evaluation import step_lower_bound_s
 from skyctl.planner.hybrid.aligned_drafts import aligned_drafts
@@ -37,7 +37,7 @@ MOST_LISTED = 5_000
 MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
 """Changes of cuts and shares that are looked at."""
 DATA_SHARE, ALIGNED_SHARE, STARTS_SHARE, MOVES_SHARE = 0.2, 0.3, 0.45, 0.65
-"""Of the time, until when the holders of all layers, pipelines cut alike, other starts, and moves of devices
+"""Of the time, until when the replicas of all layers, pipelines cut alike, other starts, and moves of devices
 are looked at."""
 MOST_CHANGES = 20_000
 """Changes of one step's cuts and shares that are listed at once; those of shares and cuts come first."""
@@ -90,8 +90,8 @@ class _ImprovementSearch:
         return step.iteration_s
 
     def look_at_starts(self) -> None:
-        """Data parallelism's best holders, clusters and equal parts, and pipelines that are cut alike."""
-        self._look_at_holders()
+        """Data parallelism's best replicas, clusters and equal parts, and pipelines that are cut alike."""
+        self._look_at_replicas()
         self._look_at_aligned()
         for sets in starting_sets(self.model.base, self.model.microbatches):
             if self._over(STARTS_SHARE) and self.best is not None:
@@ -117,13 +117,13 @@ class _ImprovementSearch:
                 count += max(1, count // 4)
             share *= 2
 
-    def _look_at_holders(self) -> None:
+    def _look_at_replicas(self) -> None:
         until = self.began + DATA_SHARE * (self.deadline - self.began)
-        placed = search_greedy(HolderCosts(self.model.problem, self.model.base), until).best
-        if placed is not None and len(placed.holders) > 1:
-            whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in placed.holders)
+        placed = search_greedy(ReplicaCosts(self.model.problem, self.model.base), until).best
+        if placed is not None and len(placed.replicas) > 1:
+            whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in placed.replicas)
             self._keep(self.model.step(Draft(whole, placed.shares)))
-            self.step_s(normal((d,) for d in placed.holders))
+            self.step_s(normal((d,) for d in placed.replicas))
 
     def _look_at_aligned(self) -> None:
         for draft in aligned_drafts(self.model):

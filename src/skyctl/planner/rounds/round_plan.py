@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.candidate import Candidate, PlannedPipeline, layer_groups
 from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.evaluation import StageExecution
 from skyctl.planner.fastest_groups import FastestGroups
 from skyctl.planner.plan_record import make_certificate, make_plan
@@ -83,7 +83,7 @@ def assigned_rounds(problem: Problem, assignment: Sequence[tuple[str, int]]) -> 
         raise InputError(
             f"the assignment's shares add up to {total} microbatches, the step has {problem.microbatches}"
         )
-    pipelines = [_holder(model, d, shares[d]) for d in sorted(shares)]
+    pipelines = [_replica(model, d, shares[d]) for d in sorted(shares)]
     return _made_plan(model, "assigned", pipelines, "as assigned", began)
 
 
@@ -105,22 +105,22 @@ def plan_rounds_alone(problem: Problem, local_steps: Mapping[str, int]) -> Plan:
             hint="add memory or a machine; or leave --local-steps out",
         )
     steps = local_steps.get(model.ids[able[0]], max(local_steps.values(), default=1))
-    alone = _holder(model, able[0], problem.microbatches)._replace(local_steps=steps)
+    alone = _replica(model, able[0], problem.microbatches)._replace(local_steps=steps)
     return _made_plan(model, "optimal", [alone], ALONE_METHOD, began)
 
 
-def _costs(problem: Problem) -> HolderCosts:
+def _costs(problem: Problem) -> ReplicaCosts:
     require_consistent(problem)
-    return HolderCosts(problem)
+    return ReplicaCosts(problem)
 
 
-def _holder(model: HolderCosts, device: int, microbatches: int) -> PlannedPipeline:
+def _replica(model: ReplicaCosts, device: int, microbatches: int) -> PlannedPipeline:
     """The pipeline of one stage that has all layers on a device, with so many microbatches a local step."""
     placement = (StageAssignment(device, 0, model.base.layers),)
     return PlannedPipeline(placement, StageExecution.plain([1]), microbatches)
 
 
-def _owners_pipelines(model: HolderCosts, strategy: Strategy, time_limit_s: float) -> list[PlannedPipeline]:
+def _owners_pipelines(model: ReplicaCosts, strategy: Strategy, time_limit_s: float) -> list[PlannedPipeline]:
     problem = model.problem
     assert problem.owners is not None
     pipelines = []
@@ -128,7 +128,7 @@ def _owners_pipelines(model: HolderCosts, strategy: Strategy, time_limit_s: floa
     for name, nodes in zip(names, problem.owners, strict=True):
         ids = [device.id for device in problem.devices if node_of(device.id) in nodes]
         if len(ids) == 1:
-            pipelines.append(_holder(model, model.base.index(ids[0]), problem.microbatches))
+            pipelines.append(_replica(model, model.base.index(ids[0]), problem.microbatches))
             continue
         own = with_devices(model.base.problem, ids)
         pins = {field: getattr(own, field) or None for field in ("first_stage", "last_stage")}
@@ -141,7 +141,7 @@ def _owners_pipelines(model: HolderCosts, strategy: Strategy, time_limit_s: floa
     return pipelines
 
 
-def _able(model: HolderCosts) -> list[int]:
+def _able(model: ReplicaCosts) -> list[int]:
     """The devices that may hold all layers, the fastest first."""
     problem = model.problem
     pins = [set(names) for names in (problem.first_stage, problem.last_stage) if names is not None]
@@ -153,7 +153,7 @@ def _able(model: HolderCosts) -> list[int]:
     return [d for _, d in sorted(able)]
 
 
-def _several(model: HolderCosts) -> list[int]:
+def _several(model: ReplicaCosts) -> list[int]:
     """The devices that may hold all layers, the fastest first, of which there are two or more."""
     able, problem = _able(model), model.problem
     if len(able) < 2:
@@ -168,17 +168,17 @@ def _several(model: HolderCosts) -> list[int]:
     return able
 
 
-def _level(model: HolderCosts) -> list[PlannedPipeline]:
+def _level(model: ReplicaCosts) -> list[PlannedPipeline]:
     """Of the fastest two, three, … devices those whose round is shortest for its local steps."""
     able = _several(model)
     best: tuple[float, list[PlannedPipeline]] | None = None
     for count in range(2, min(len(able), model.problem.microbatches) + 1):
-        holders = sorted(able[:count])
-        costs = [model.cost(d, recompute=False) for d in holders]
+        replicas = sorted(able[:count])
+        costs = [model.cost(d, recompute=False) for d in replicas]
         shares = best_shares(
             model.problem.microbatches, [c.optimizer_s for c in costs], [c.microbatch_s for c in costs]
         )
-        pipelines = [_holder(model, d, share) for d, share in zip(holders, shares, strict=True)]
+        pipelines = [_replica(model, d, share) for d, share in zip(replicas, shares, strict=True)]
         step = _step(model, pipelines)
         per_step_s = step.iteration_s / max(
             pipeline.local_steps or 1 for pipeline in step.candidate.pipelines
@@ -189,19 +189,19 @@ def _level(model: HolderCosts) -> list[PlannedPipeline]:
     return best[1]
 
 
-def _equal(model: HolderCosts) -> list[PlannedPipeline]:
-    holders = sorted(_several(model))
-    if model.problem.microbatches < len(holders):
+def _equal(model: ReplicaCosts) -> list[PlannedPipeline]:
+    replicas = sorted(_several(model))
+    if model.problem.microbatches < len(replicas):
         raise InfeasibleError(
-            f"equal shares for {len(holders)} devices need as many microbatches, a step has "
+            f"equal shares for {len(replicas)} devices need as many microbatches, a step has "
             f"{model.problem.microbatches}",
             hint="more --microbatches",
         )
-    share, more = divmod(model.problem.microbatches, len(holders))
-    return [_holder(model, d, share + (number < more)) for number, d in enumerate(holders)]
+    share, more = divmod(model.problem.microbatches, len(replicas))
+    return [_replica(model, d, share + (number < more)) for number, d in enumerate(replicas)]
 
 
-def _step(model: HolderCosts, pipelines: Sequence[PlannedPipeline]) -> Step:
+def _step(model: ReplicaCosts, pipelines: Sequence[PlannedPipeline]) -> Step:
     """The round of these pipelines, which average what they share over the fastest rings and stars."""
     groups = layer_groups([pipeline.placement for pipeline in pipelines]) if len(pipelines) > 1 else []
     sums = FastestGroups(model)
@@ -209,7 +209,7 @@ def _step(model: HolderCosts, pipelines: Sequence[PlannedPipeline]) -> Step:
 
 
 def _made_plan(
-    model: HolderCosts, strategy: Strategy, pipelines: Sequence[PlannedPipeline], method: str, began: float
+    model: ReplicaCosts, strategy: Strategy, pipelines: Sequence[PlannedPipeline], method: str, began: float
 ) -> Plan:
     """The record of these pipelines' round.
 

@@ -1,1 +1,1 @@
-"""Over which routes holders of the same layers sum their gradients, in the least seconds a byte."""
+"""Over which routes replicas of the same layers sum their gradients, in the least seconds a byte."""

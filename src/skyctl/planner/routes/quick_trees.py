@@ -12,12 +12,12 @@ from skyctl.planner.routes.route_network import Pair, RouteNetwork, Tree
 
 
 def simple_trees(network: RouteNetwork) -> list[Tree]:
-    """A star at each device, and a ring in the holders' order both ways around, where there are the links."""
+    """A star at each device, and a ring in the replicas' order both ways around, where links exist."""
     trees = []
     for root in range(network.count):
-        others = [d for d in network.holders if d != root]
+        others = [d for d in network.replicas if d != root]
         trees.append(Tree(root, tuple((d, root) for d in others), tuple((root, d) for d in others)))
-    for order in (network.holders, network.holders[::-1]):
+    for order in (network.replicas, network.replicas[::-1]):
         trees += ring_trees(order)
     return [tree for tree in trees if all(edge in network.link_byte_s for edge in (*tree.up, *tree.down))]
 

@@ -16,7 +16,7 @@ Resource = Pair | int
 def fill_s(
     costs: SumCosts,
     routes: Sequence[DeviceRoute],
-    holders: Sequence[int],
+    replicas: Sequence[int],
     size_bytes: float,
     chunk_bytes: float,
 ) -> float:
@@ -43,7 +43,7 @@ def fill_s(
             used += [
                 ((d, d), processor_s(costs.problem.devices[d], adds=edge.adds and d == edge.pair[1]))
                 for d in edge.pair
-                if d not in holders
+                if d not in replicas
             ]
             for resource, byte_s in used:
                 loads_s[resource] = loads_s.get(resource, 0.0) + route.share * byte_s * size_bytes

@@ -1,4 +1,4 @@
-"""Over which routes holders sum their gradients, a ring or a star, and what a byte of gradient uses there."""
+"""The routes over which replicas sum gradients, a ring or a star, and what a byte of gradient uses there."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ class DeviceRoute(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The holders, ascending, and how they sum.
+    """The replicas, ascending, and how they sum.
 
     Attributes:
-        root: of a star, a holder or a helper; None: a ring, or one holder alone.
+        root: of a star, a replica or a helper; None: a ring, or one replica alone.
         trees: packed trees in the place of both.
-        ring: the holders in a ring's order; empty: as in ``holders``.
+        ring: the replicas in a ring's order; empty: as in ``replicas``.
     """
 
-    holders: tuple[int, ...]
+    replicas: tuple[int, ...]
     root: int | None = None
     trees: tuple[DeviceRoute, ...] = ()
     ring: tuple[int, ...] = ()
 
     def routes(self) -> tuple[DeviceRoute, ...]:
-        """Packed trees, a star's only route, or a ring's, one for each holder, with that holder as its root.
+        """Packed trees, a star's only route, or a ring's, one for each replica, which is its root.
 
-        In a ring, partial sums go once around to the root, beginning with the holder after it, and the sum
-        once around from the root; none for one holder.
+        In a ring, partial sums go once around to the root, beginning with the replica after it, and the sum
+        once around from the root; none for one replica.
         """
-        if len(self.holders) == 1:
+        if len(self.replicas) == 1:
             return ()
         if self.trees:
             return self.trees
         if self.root is not None:
-            others = [d for d in self.holders if d != self.root]
+            others = [d for d in self.replicas if d != self.root]
             up = tuple((d, self.root) for d in others)
             return (DeviceRoute(1.0, self.root, up, tuple((self.root, d) for d in others)),)
-        order = self.ring or self.holders
+        order = self.ring or self.replicas
         out = []
         for i, root in enumerate(order):
             after = [*order[i + 1 :], *order[:i]]
@@ -63,17 +63,17 @@ class Layout(NamedTuple):
         """By device, the edges that arrive at it with partial sums."""
         if self.trees or self.root is not None:
             return children_of(self.routes())
-        return dict.fromkeys(self.holders, len(self.holders) - 1) if len(self.holders) > 1 else {}
+        return dict.fromkeys(self.replicas, len(self.replicas) - 1) if len(self.replicas) > 1 else {}
 
     def use(self, latency_s: Mapping[Pair, float]) -> RouteUse:
         """What one byte uses on all of its routes together; of a ring without looking at each of them.
 
         ``latency_s``: by link, 0 where there is none.
         """
-        count = len(self.holders)
+        count = len(self.replicas)
         if self.trees or self.root is not None or count == 1:
             return use_of(self.routes(), latency_s)
-        order = self.ring or self.holders
+        order = self.ring or self.replicas
         pairs = [*pairwise(order), (order[-1], order[0])]
         twice = 2 * (count - 1) / count  # partial sums leave out one link of the ring, sums another one
         hops_s = [latency_s.get(pair, 0.0) for pair in pairs]

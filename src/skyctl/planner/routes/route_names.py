@@ -12,7 +12,7 @@ EQUAL_SHARES = 1e-6
 
 
 class RoutesName(NamedTuple):
-    """What routes are, and the holders: around a ring, else the root of the largest share first."""
+    """What routes are, and the replicas: around a ring, else the root of the largest share first."""
 
     kind: RoutesKind
     devices: tuple[str, ...]
@@ -21,7 +21,7 @@ class RoutesName(NamedTuple):
 def name_routes(routes: Sequence[Route]) -> RoutesName:
     """A ring one way, or both ways, around the same order; stars; or trees.
 
-    In a ring every holder is a root, with equal shares each way. Two holders' one route is a star.
+    In a ring every replica is a root, with equal shares each way. Two replicas' one route is a star.
     """
     largest = max(routes, key=lambda route: route.share)
     if all(_is_star(route) for route in routes):
@@ -43,7 +43,7 @@ def _is_star(route: Route) -> bool:
 
 
 def _cycle(route: Route) -> tuple[str, ...] | None:
-    """The holders in the order in which a ring's route goes around; None: it is no part of a ring."""
+    """The replicas in the order in which a ring's route goes around; None: it is no part of a ring."""
     after = {edge[0]: edge[1] for edge in route.down}
     if len(after) < len(route.down):
         return None
@@ -61,7 +61,7 @@ def _turned(order: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_whole(ring: Sequence[Route], count: int) -> bool:
-    """Whether each holder is a root once, all with the same share."""
+    """Whether each replica is a root once, all with the same share."""
     shares = [route.share for route in ring]
     return len({route.root for route in ring}) == len(ring) == count and (
         max(shares) - min(shares) < EQUAL_SHARES

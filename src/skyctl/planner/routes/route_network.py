@@ -41,7 +41,7 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True)
 class RouteNetwork:
-    """Devices 0 … ``count`` − 1, of which ``holders`` have numbers to sum; the others may help.
+    """Devices 0 … ``count`` − 1, of which ``replicas`` have numbers to sum; the others may help.
 
     Attributes:
         link_byte_s: by link that there is, the seconds that a byte takes on it, 0 or more.
@@ -51,7 +51,7 @@ class RouteNetwork:
     """
 
     count: int
-    holders: tuple[int, ...]
+    replicas: tuple[int, ...]
     link_byte_s: Mapping[Pair, float]
     shared: Sequence[Shared] = ()
     add_byte_s: Sequence[float] = ()
@@ -59,7 +59,7 @@ class RouteNetwork:
     helpers: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        held = set(self.holders)
+        held = set(self.replicas)
         object.__setattr__(self, "helpers", tuple(d for d in range(self.count) if d not in held))
 
     @property

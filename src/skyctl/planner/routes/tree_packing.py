@@ -31,7 +31,7 @@ from skyctl.planner.routes.tree_pricing import PricedTree, cheapest_tree, withou
 CLOSED = 1e-10
 """Relative: value and bound that are no further apart are the same."""
 MOST_ROOTS = 16
-"""Holders up to which trees of every root are looked for each time; above, of a few."""
+"""Replicas up to which trees of every root are looked for each time; above, of a few."""
 FEW_ROOTS = 4
 SMOOTHING = 0.6
 """Part of the best prices so far in those that trees are looked for at, where roots are many."""
@@ -68,7 +68,7 @@ def pack_trees(
     first_trees: Iterable[Tree] = (),
     gap: float = 0.0,
 ) -> Packing:
-    """Routes with the least seconds a byte among two holders or more.
+    """Routes with the least seconds a byte among two replicas or more.
 
     Args:
         deadline: when to take the best so far, in seconds of ``time.perf_counter``.
@@ -76,7 +76,7 @@ def pack_trees(
         gap: relative; how far from the bound is near enough.
 
     Raises:
-        InputError: links do not join the holders, not even over helpers, in both directions.
+        InputError: links do not join the replicas, not even over helpers, in both directions.
     """
     search = _Search(network)
     search.begin(first_trees)
@@ -101,7 +101,7 @@ class _Search:
         self._program: SharesProgram | None = None
         self._exact = np.zeros(network.resources)  # the program's own prices
         self._stuck = False
-        roots = [*network.holders, *network.helpers]
+        roots = [*network.replicas, *network.helpers]
         self._roots = roots
         self._active = roots if len(roots) <= MOST_ROOTS else []
 
@@ -177,7 +177,7 @@ class _Search:
     def _add(self, tree: Tree, use: ResourceUse | None = None) -> bool:
         """Adds a tree as a column of the linear program; False: it is one already."""
         if self.network.helpers:
-            tree, use = without_idle_leaves(tree, self.network.holders), None
+            tree, use = without_idle_leaves(tree, self.network.replicas), None
         if tree in self._seen:
             return False
         self._seen.add(tree)

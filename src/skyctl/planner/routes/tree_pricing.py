@@ -25,7 +25,7 @@ class PricedTree(NamedTuple):
 
 
 def cheapest_tree(network: RouteNetwork, costs: EdgeCosts, root: int) -> PricedTree | None:
-    """The cheapest tree found with that root; None: it can't be reached from all holders, or reach them."""
+    """The cheapest tree found with that root; None: it can't be reached from all replicas, or reach them."""
     up = _half(network, costs.up.T, root)
     down = _half(network, costs.down, root)
     if up is None or down is None:
@@ -43,9 +43,9 @@ class _Half(NamedTuple):
 
 
 def _half(network: RouteNetwork, costs: Floats, root: int) -> _Half | None:
-    """The cheapest edges away from the root, to all holders, over helpers where they make it cheaper."""
+    """The cheapest edges away from the root, to all replicas, over helpers where they make it cheaper."""
     helpers = [d for d in network.helpers if d != root]
-    needed = tuple(sorted({*network.holders, root}))
+    needed = tuple(sorted({*network.replicas, root}))
     if len(helpers) <= MOST_HELPERS:
         best = _spanning(costs, needed, root)
         if best is not None and helpers and best.cost <= steiner_bound(costs, root, needed):
@@ -86,9 +86,9 @@ def _spanning(costs: Floats, nodes: Sequence[int], root: int) -> _Half | None:
     return _Half(edges, cost, min(cost, arborescence.cost))
 
 
-def without_idle_leaves(tree: Tree, holders: Iterable[int]) -> Tree:
+def without_idle_leaves(tree: Tree, replicas: Iterable[int]) -> Tree:
     """The tree without helpers at its ends, which would add and pass on nothing."""
-    keep = {*holders, tree.root}
+    keep = {*replicas, tree.root}
     return Tree(tree.root, _pruned(tree.up, keep, 0), _pruned(tree.down, keep, 1))
 
 

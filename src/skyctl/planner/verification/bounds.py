@@ -78,7 +78,7 @@ def _prove(step: CheckedStep, bound_s: float, witness: Witness | None) -> Proof:
 
 
 def _priced(step: CheckedStep, witness: Witness | None) -> dict[frozenset[str], float]:
-    """By set of holders, seconds of a byte that the witness's prices prove."""
+    """By set of replicas, seconds of a byte that the witness's prices prove."""
     return {
         frozenset(price.devices): step.sums.wires.priced_s(price)
         for price in (witness.route_prices if witness is not None else ())

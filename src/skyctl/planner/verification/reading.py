@@ -213,8 +213,8 @@ def _is_asked(trees: Trees, devices: Sequence[str], sync: SyncRoutes) -> bool:
     return (sync != "star" and is_ring(trees, devices)) or (sync != "ring" and is_star(trees, devices))
 
 
-def _require_trees(trees: Sequence[CheckedRoute], holders: Sequence[str], may_help: set[str]) -> None:
-    """Raises InputError where the routes do not bring every holder the sum of all, or go over others.
+def _require_trees(trees: Sequence[CheckedRoute], replicas: Sequence[str], may_help: set[str]) -> None:
+    """Raises InputError where the routes do not bring every replica the sum of all, or go over others.
 
     Others than those that may help, or that do nothing there.
     """
@@ -224,12 +224,12 @@ def _require_trees(trees: Sequence[CheckedRoute], holders: Sequence[str], may_he
         for edges, child in ((tree.up, 0), (tree.down, 1)):
             reached = [tree.root, *(edge[child] for edge in edges)]
             named = {tree.root, *(device for edge in edges for device in edge)}
-            if len(set(reached)) < len(reached) or named != set(reached) or not set(holders) <= named:
+            if len(set(reached)) < len(reached) or named != set(reached) or not set(replicas) <= named:
                 raise InputError(f"route {number} does not go to each holder once, and to nobody else")
-            if helper := sorted(named - set(holders) - may_help):
+            if helper := sorted(named - set(replicas) - may_help):
                 raise InputError(f"route {number} goes over {helper[0]}, which may not help to sum")
             inner = {tree.root, *(edge[1 - child] for edge in edges)}
-            if idle := sorted(named - set(holders) - inner):
+            if idle := sorted(named - set(replicas) - inner):
                 raise InputError(f"route {number} ends at {idle[0]}, which holds nothing")
             if len(ways_from_root(edges, tree.root, child, {})) < len(named):
                 raise InputError(f"route {number} has no way between its root {tree.root} and some holder")

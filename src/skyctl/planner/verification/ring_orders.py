@@ -1,4 +1,4 @@
-"""Which order of a ring is the fastest: every order of few holders, else what no ring is faster than."""
+"""Which order of a ring is the fastest: every order of few replicas, else what no ring is faster than."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from skyctl.planner.verification.route_bound import Wires
 
 MOST_ORDERED = 9
-"""Holders of which every order is looked at: 40,320 rings of nine."""
+"""Replicas of which every order is looked at: 40,320 rings of nine."""
 
 
 @cache
 def _orders(count: int) -> list[np.ndarray]:
-    """Every ring of so many holders that begins with the first: by place, the holder of each ring."""
+    """Every ring of so many replicas that begins with the first: by place, the replica of each ring."""
     rings = np.array([(0, *rest) for rest in permutations(range(1, count))])
     return [rings[:, place] for place in range(count)]
 
 
 def fastest_rings(wires: Wires, devices: Sequence[str]) -> list[tuple[str, ...]]:
-    """The orders of which no other has both less seconds a byte and less latency; none of too many holders.
+    """The orders of which no other has both less seconds a byte and less latency; none of too many replicas.
 
     Of orders that are as fast the devices' own comes first.
     """
@@ -58,7 +58,7 @@ def _scale(line_s: np.ndarray, hop_s: np.ndarray) -> np.ndarray:
 
 
 def least_of_rings(wires: Wires, devices: Sequence[str]) -> tuple[float, float]:
-    """Seconds a byte and seconds of latency that no ring is below: each holder uses a line out and one in."""
+    """Seconds a byte and seconds of latency that no ring is below: each uses a line out and one in."""
     lines, hops = [], []
     for out in (True, False):
         each = [[(d, x) if out else (x, d) for x in devices if x != d] for d in devices]

@@ -1,4 +1,4 @@
-"""What no routes among some holders are faster than: cuts of their lines, and a certificate's prices.
+"""What no routes among some replicas are faster than: cuts of their lines, and a certificate's prices.
 
 Routes may go over helpers as well. Whatever prices of links, shared resources and helpers' processors: every
 tree to a root and back uses, weighted by price, no less than the cheapest does, and so do shares of trees;
@@ -18,7 +18,7 @@ from skyctl.records.problem import Problem
 from skyctl.records.sync import RoutePrices
 
 MOST_HELPERS = 4
-"""Of devices that may help the same holders over trees, those with the fattest lines count."""
+"""Of devices that may help the same replicas over trees, those with the fattest lines count."""
 
 
 class Wires:
@@ -51,7 +51,7 @@ class Wires:
         return sorted((x for x in ids if x in slow), key=slow.__getitem__)
 
     def helpers(self, devices: Sequence[str]) -> list[str]:
-        """Those over which routes among these holders may go."""
+        """Those over which routes among these replicas may go."""
         others = [x for x in self.may_help if x not in devices]
         return others if self.sync == "server" else others[:MOST_HELPERS]
 
@@ -74,7 +74,7 @@ class Wires:
         return 1 / min(caps)
 
     def cut_s(self, devices: Sequence[str]) -> float:
-        """Seconds of a byte for these holders at least, by what each of them can send and receive.
+        """Seconds of a byte for these replicas at least, by what each of them can send and receive.
 
         Each sends and receives it once, and all together, helpers as well, 2(n − 1) times.
         """
@@ -87,7 +87,7 @@ class Wires:
         return least
 
     def least_latency_s(self, devices: Sequence[str]) -> float:
-        """The shortest ways' latency from the farthest of these holders to a root, and to the farthest."""
+        """The shortest ways' latency from the farthest of these replicas to a root, and to the farthest."""
         there = [*devices, *self.helpers(devices)]
         away = {(a, b): self.latency_s.get((a, b), 0.0) for a in there for b in there if a != b}
         away.update(((d, d), 0.0) for d in there)

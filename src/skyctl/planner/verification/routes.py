@@ -120,7 +120,7 @@ def ways_from_root(
 
 
 def edge_waits(tree: CheckedRoute, byte_s: Callable[[Edge], float]) -> Iterator[tuple[Edge, float, float]]:
-    """By edge, what a byte takes on the longest ways before and after it, over all holders that are ends.
+    """By edge, what a byte takes on the longest ways before and after it, over all replicas that are ends.
 
     A way up begins, and a way down ends, with an edge that is left out.
     """

@@ -19,14 +19,14 @@ PLAYED = 0.02
 
 
 class StaleStep(NamedTuple):
-    """By holder, seconds of a clock on average: its computing, and all of it."""
+    """By replica, seconds of a clock on average: its computing, and all of it."""
 
     compute_s: tuple[float, ...]
     clock_s: tuple[float, ...]
 
 
 def stale_step(step: CheckedStep, read: ReadPlan) -> StaleStep:
-    """What each holder's clocks take on average; its route's root holds the weights."""
+    """What each replica's clocks take on average; its route's root holds the weights."""
     wires, size = step.sums.wires, math.fsum(step.sums.sizes)
     root = read.groups[0].trees[0].root
     optimizer_s = next(step.optimizer_s(stage) for stage in read.held if step.ids[stage.device] == root)
@@ -57,9 +57,9 @@ def check_server(plan: Plan, expected: StaleStep) -> list[Check]:
     if predicted is None:
         return [server, Check(name="value", ok=False, detail="it does not say what staleness gains")]
     least_s, most_s = max(expected.clock_s), (1 + PLAYED) * math.fsum(expected.clock_s)
-    holders = [stage.device for stage in plan.placed_stages]
-    slowest = holders[expected.clock_s.index(least_s)]
-    unknown = {x.id for x in plan.problem.devices if x.id in holders and not x.step_factors}
+    replicas = [stage.device for stage in plan.placed_stages]
+    slowest = replicas[expected.clock_s.index(least_s)]
+    unknown = {x.id for x in plan.problem.devices if x.id in replicas and not x.step_factors}
     claimed_s = plan.certificate.value_s
     ok = is_close(claimed_s, plan.predicted.iteration_s) and is_close(predicted.bound_s, least_s)
     ok = ok and least_s * (1 - 1e-9) <= claimed_s <= most_s
@@ -67,7 +67,7 @@ def check_server(plan: Plan, expected: StaleStep) -> list[Check]:
     ok = ok and set(predicted.unknown) == unknown
     ok = ok and any(
         name == predicted.slowest and is_close(clock_s, least_s)
-        for name, clock_s in zip(holders, expected.clock_s, strict=True)
+        for name, clock_s in zip(replicas, expected.clock_s, strict=True)
     )
     detail = f"{claimed_s:.6g} s claimed, {least_s:.6g} s ({slowest}) to {most_s:.6g} s possible"
     return [server, Check(name="value", ok=ok, detail=detail)]

@@ -149,7 +149,7 @@ class CheckedStep:
         return any(held & tie and not tie <= held for tie in self._ties)
 
     def tie_exchange_s(self, row: Row) -> float:
-        """In which the holders of shared parameters' copies sum gradients over the first of them."""
+        """In which the replicas of shared parameters' copies sum gradients over the first of them."""
         seconds = []
         for tie in self.problem.ties:
             first, *later = (
@@ -285,7 +285,7 @@ class CheckedStep:
         return self.sums.latency_s(group.trees) + self.sums.fill_s(group, chunk_bytes)
 
     def _waiting(self, groups: Sequence[SummedRange], ends: Ends) -> Served:
-        """Each layer waits from the time at which the last of its holders releases its gradients."""
+        """Each layer waits from the time at which the last of its replicas releases its gradients."""
         waiting: Served = {}
         for group in groups:
             released = []

@@ -16,8 +16,8 @@ class FormatBytes:
         floats: bytes of trained weights in float32.
         passes: how many sums, one after another, a step has.
         first, second: bytes as they are sent, pass by pass.
-        kept: bytes that a holder keeps beside gradients.
-        added: what else a holder's processor does, as bytes that would take as long to add: compressing
+        kept: bytes that a replica keeps beside gradients.
+        added: what else a replica's processor does, as bytes that would take as long to add: compressing
             gradients, or with a delay predicting weights.
     """
 

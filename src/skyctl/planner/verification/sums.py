@@ -50,9 +50,9 @@ class CheckedSums:
         """Of its gradients as they are sent, in all passes."""
         return math.fsum(self.sizes[group.start : group.stop])
 
-    def used_s(self, trees: Trees, holders: Sequence[str]) -> Mapping[object, float]:
+    def used_s(self, trees: Trees, replicas: Sequence[str]) -> Mapping[object, float]:
         """By link, shared resource and helper's processor, seconds of a byte there over all trees."""
-        key = (trees, tuple(holders))
+        key = (trees, tuple(replicas))
         if key not in self._used:
             sent: dict[tuple[str, str], float] = {}
             for tree in trees:
@@ -65,14 +65,14 @@ class CheckedSums:
             for edge, n in sent.items():
                 for number in lines.over.get(edge, ()):
                     used[number] = used.get(number, 0.0) + n * lines.shared_s[number]
-            for name in {end for edge in sent for end in edge} - set(holders):
+            for name in {end for edge in sent for end in edge} - set(replicas):
                 used[name] = self.processor_byte_s(self.devices[name], trees)
             self._used[key] = used
         return self._used[key]
 
-    def byte_s(self, trees: Trees, holders: Sequence[str]) -> float:
+    def byte_s(self, trees: Trees, replicas: Sequence[str]) -> float:
         """Seconds of one byte of gradient on what is busiest, over all trees."""
-        return max(self.used_s(trees, holders).values(), default=0.0)
+        return max(self.used_s(trees, replicas).values(), default=0.0)
 
     def latency_s(self, trees: Trees) -> float:
         """The longest way up to a tree's root and down from it, in seconds of latency, in all passes."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MOST_LAYERS = 8
 """Layers, where they fit: a call's own cost is then shared as in a stage, and so are the caches. Weights and
-gradients of four blocks may fit into a core's, where those of a holder of all layers do not."""
+gradients of four blocks may fit into a core's, where those of a replica of all layers do not."""
 
 MOST_WINDOW_BYTES = 128 << 20
 MOST_IN_FLIGHT = 4

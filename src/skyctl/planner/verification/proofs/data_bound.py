@@ -1,4 +1,4 @@
-"""A lower bound on data-parallel steps, proved for ``verify``: one inequality, else every set of holders.
+"""A lower bound on data-parallel steps, proved for ``verify``: one inequality, else every set of replicas.
 
 Each question is whether a plan takes less than a limit, and is answered by counting how many microbatches
 every device has the time for below it.
@@ -18,16 +18,16 @@ from skyctl.planner.verification.step import CheckedStep
 from skyctl.planner.verification.verdict import TOLERANCE
 
 MOST_SETS = 5_000
-"""Sets of holders that are gone through one by one, at most."""
+"""Sets of replicas that are gone through one by one, at most."""
 
 
 def prove_data(
     step: CheckedStep, bound_s: float, byte_s: Mapping[frozenset[str], float] | None = None
 ) -> Proof:
-    """Whether no holders, over whichever routes the problem's ``sync`` leaves, have a step below ``bound_s``.
+    """Whether no replicas, over any routes that the problem's ``sync`` leaves, have a step below ``bound_s``.
 
     Args:
-        byte_s: by set of holders, seconds of a byte that are proved of all routes among them.
+        byte_s: by set of replicas, seconds of a byte that are proved of all routes among them.
     """
     search = _Limit(step, bound_s * (1 - TOLERANCE))
     if search.below_s <= 0:
@@ -100,7 +100,7 @@ class _Limit:
         return self._each_s[held]
 
     def _recompute(self, device: str, arriving: int) -> bool | None:
-        """Whether a holder must recompute; None: it does not fit in any way."""
+        """Whether a replica must recompute; None: it does not fit in any way."""
         ways = (False, True) if self.step.problem.recompute else (False,)
         for recompute in ways:
             need = self.step.held_bytes(self._whole(device, recompute), arriving, DEFAULT_CHUNK_BYTES)
@@ -119,7 +119,7 @@ class _Limit:
         return None
 
     def _least_extra_s(self, device: str) -> float:
-        """The least seconds of its step, as one of several holders, that are not of its microbatches."""
+        """The least seconds of its step, as one of several replicas, that are not of its microbatches."""
         others = [x for x in self.usable if x != device]
         others += [x for x in self.sums.wires.may_help if others and x != device and x not in others]
         recompute = bool(self._recompute(device, 0))

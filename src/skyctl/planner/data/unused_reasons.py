@@ -8,13 +8,13 @@ from itertools import count
 
 from skyctl.planner.data.data_placement import (
     DataPlacement,
-    HolderGroup,
+    ReplicaGroup,
     asked_groups,
     best_of_groups,
     fitting_groups,
 )
-from skyctl.planner.data.holder_costs import HolderCosts
-from skyctl.planner.data.holder_shortage import shortage_words
+from skyctl.planner.data.replica_costs import ReplicaCosts
+from skyctl.planner.data.replica_shortage import shortage_words
 from skyctl.planner.explanation import unused_devices
 from skyctl.planner.sum_costs import MOST_HELPERS
 from skyctl.records.plan import Certificate, Plan, Strategy
@@ -29,42 +29,42 @@ MOST_LAYOUTS = 1_000
 """Rings and stars that are looked at for all reasons together, about a second's worth."""
 
 MOST_PACKED = 8
-"""Holders up to which trees are packed for a reason; beyond, rings and stars are looked at."""
+"""Replicas up to which trees are packed for a reason; beyond, rings and stars are looked at."""
 PACKED_S = 2.0
 """For packing trees, of all reasons together; those that come later look at rings and stars."""
 
 
 class _Beside:
-    """A plan's holders, and what they are compared with: the same with one more device beside them."""
+    """A plan's replicas, and what they are compared with: the same with one more device beside them."""
 
-    def __init__(self, model: HolderCosts, holders: tuple[int, ...], deadline: float) -> None:
-        self._model, self._holders = model, holders
+    def __init__(self, model: ReplicaCosts, replicas: tuple[int, ...], deadline: float) -> None:
+        self._model, self._replicas = model, replicas
         self._deadline = min(deadline, time.perf_counter() + PACKED_S)
-        self._few: dict[bool, list[HolderGroup]] = {}
+        self._few: dict[bool, list[ReplicaGroup]] = {}
 
     def with_one_more(self, device: int) -> _OneMore:
         """Both over trees as well while there is time to pack them, or both without."""
-        more = tuple(sorted((*self._holders, device)))
+        more = tuple(sorted((*self._replicas, device)))
         packs = len(more) <= MOST_PACKED and time.perf_counter() < self._deadline
         if packs not in self._few:
-            self._few[packs] = self._groups(self._holders, packs=packs)
+            self._few[packs] = self._groups(self._replicas, packs=packs)
         return _OneMore(self._model.microbatches, self._few[packs], self._groups(more, packs=packs))
 
-    def _groups(self, holders: tuple[int, ...], *, packs: bool) -> list[HolderGroup]:
+    def _groups(self, replicas: tuple[int, ...], *, packs: bool) -> list[ReplicaGroup]:
         if packs:
-            return asked_groups(self._model, holders, self._deadline)
-        return list(fitting_groups(self._model, holders))
+            return asked_groups(self._model, replicas, self._deadline)
+        return list(fitting_groups(self._model, replicas))
 
 
 class _OneMore:
-    """A plan's holders with one more device beside them: what a step takes, and when that pays.
+    """A plan's replicas with one more device beside them: what a step takes, and when that pays.
 
     Args:
-        few: the ways of the plan's holders to sum.
+        few: the ways of the plan's replicas to sum.
         more: those with one device more.
     """
 
-    def __init__(self, microbatches: int, few: list[HolderGroup], more: list[HolderGroup]) -> None:
+    def __init__(self, microbatches: int, few: list[ReplicaGroup], more: list[ReplicaGroup]) -> None:
         self._microbatches, self._few, self._more = microbatches, few, more
 
     def best(self) -> DataPlacement | None:
@@ -92,7 +92,7 @@ class _OneMore:
 
 
 def explain_unused(
-    model: HolderCosts, strategy: Strategy, placed: DataPlacement, proof: Certificate, deadline: float
+    model: ReplicaCosts, strategy: Strategy, placed: DataPlacement, proof: Certificate, deadline: float
 ) -> Callable[[int], str]:
     """Why a device holds nothing and does not help.
 
@@ -101,8 +101,8 @@ def explain_unused(
     if (reason := SAID.get(strategy)) is not None:
         return lambda _: reason
     claim = unused_devices.known_without(proof)
-    looked_at = count(len(placed.holders) + 2, len(placed.holders) + 2)
-    beside = _Beside(model, placed.holders, deadline)
+    looked_at = count(len(placed.replicas) + 2, len(placed.replicas) + 2)
+    beside = _Beside(model, placed.replicas, deadline)
 
     def why(device: int) -> str:
         if (fact := _kept_out(model, placed, device)) is not None:
@@ -113,7 +113,7 @@ def explain_unused(
     return why
 
 
-def _kept_out(model: HolderCosts, placed: DataPlacement, device: int) -> str | None:
+def _kept_out(model: ReplicaCosts, placed: DataPlacement, device: int) -> str | None:
     """A fact that keeps the device out of every plan, or out of one with so few microbatches."""
     if model.ids[device] in (model.problem.helpers or ()):
         return _no_help(model, placed, device)
@@ -121,24 +121,24 @@ def _kept_out(model: HolderCosts, placed: DataPlacement, device: int) -> str | N
         return "a pin keeps it from the first or the last layer, and so from the whole model"
     if model.fitting_cost(device) is None:
         return f"the whole model does not fit: {shortage_words(model, device)}"
-    if len(placed.holders) >= model.microbatches:
+    if len(placed.replicas) >= model.microbatches:
         count = model.microbatches
         return f"the step has only {count} microbatch{'es' if count > 1 else ''}, one for each of the others"
     return None
 
 
-def _no_help(model: HolderCosts, placed: DataPlacement, device: int) -> str:
+def _no_help(model: ReplicaCosts, placed: DataPlacement, device: int) -> str:
     """Why a device that is named as a helper is on no route."""
-    if len(placed.holders) == 1:
+    if len(placed.replicas) == 1:
         return "it is to help, and one device trains alone: there is nothing to sum"
     if not model.may_help(device, 0):
         return "it is to help, and has no memory for its part of the sums"
-    if device not in model.helpers_of(placed.holders):
+    if device not in model.helpers_of(placed.replicas):
         return f"it is to help, and {MOST_HELPERS} others that may have fatter lines"
     return "it is to help, and no routes over it that save enough were found"
 
 
-def _unpaid(model: HolderCosts, placed: DataPlacement, device: int, beside: _Beside, claim: str) -> str:
+def _unpaid(model: ReplicaCosts, placed: DataPlacement, device: int, beside: _Beside, claim: str) -> str:
     """What it would cost to add the device, and from how many microbatches on it would pay."""
     one_more = beside.with_one_more(device)
     added = one_more.best()
@@ -146,7 +146,7 @@ def _unpaid(model: HolderCosts, placed: DataPlacement, device: int, beside: _Bes
         return f"{claim}; with it, no way to sum gradients fits in memory"
     change = added.iteration_s / placed.iteration_s - 1 if placed.iteration_s > 0 else 0.0
     slower = _slower(change) if change > unused_devices.NOTABLE else "no faster"
-    share = added.shares[added.holders.index(device)]
+    share = added.shares[added.replicas.index(device)]
     reason = (
         f"{claim}; with it a step would be {slower} ({added.iteration_s:.3g} s): it would take {share} of "
         f"{model.microbatches} microbatches, and summing gradients would take {added.sync_s:.3g} s after the "
@@ -168,16 +168,16 @@ def _slower(change: float) -> str:
 def least_paying(plan: Plan) -> tuple[int, str] | None:
     """The fewest microbatches with which one more device would pay, and that device; None: none would.
 
-    The holders are the plan's; another set of them may pay with fewer.
+    The replicas are the plan's; another set of them may pay with fewer.
     """
-    model = HolderCosts(plan.problem)
+    model = ReplicaCosts(plan.problem)
     index = {name: d for d, name in enumerate(model.ids)}
-    holders = tuple(sorted(index[stage.device] for stage in plan.placed_stages))
+    replicas = tuple(sorted(index[stage.device] for stage in plan.placed_stages))
     paying = []
-    beside = _Beside(model, holders, time.perf_counter() + PACKED_S)
+    beside = _Beside(model, replicas, time.perf_counter() + PACKED_S)
     for number, unused in enumerate(plan.unused, start=1):
         device = index[unused.device]
-        if model.fitting_cost(device) is not None and number * (len(holders) + 2) <= MOST_LAYOUTS:
+        if model.fitting_cost(device) is not None and number * (len(replicas) + 2) <= MOST_LAYOUTS:
             pays_from = beside.with_one_more(device).pays_from()
             if pays_from is not None:
                 paying.append((pays_from, unused.device))

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.cost_model import CostModel
-from skyctl.planner.data.holder_costs import HolderCosts
+from skyctl.planner.data.replica_costs import ReplicaCosts
 from skyctl.planner.heuristic.heuristic_plan import heuristic_placement
 from skyctl.planner.routes.route_layouts import Layout
 from skyctl.planner.stage_memory import human_bytes
@@ -30,14 +30,14 @@ def pipeline_fits(problem: Problem) -> bool:
     return True
 
 
-def _hint(model: HolderCosts, other: str | None = None) -> str | None:
+def _hint(model: ReplicaCosts, other: str | None = None) -> str | None:
     hints = [other] if other is not None else []
     if pipeline_fits(model.problem):
         hints.append("a pipeline fits: --parallel pipeline")
     return "; or ".join(hints) or None
 
 
-def shortage_words(model: HolderCosts, device: int, children: int = 0) -> str:
+def shortage_words(model: ReplicaCosts, device: int, children: int = 0) -> str:
     """What a device needs to hold all layers, what it has, and how much it is short."""
     need, has = model.least_bytes(device, children), model.problem.devices[device].memory_bytes
     assert has is not None
@@ -47,7 +47,7 @@ def shortage_words(model: HolderCosts, device: int, children: int = 0) -> str:
     )
 
 
-def raise_no_holder(model: HolderCosts) -> NoReturn:
+def raise_no_replica(model: ReplicaCosts) -> NoReturn:
     """Raises InfeasibleError where no device can hold all layers: pins, or who lacks least memory."""
     devices = range(len(model.ids))
     allowed = [d for d in devices if model.may_hold[d]]
@@ -72,13 +72,13 @@ def raise_no_holder(model: HolderCosts) -> NoReturn:
     raise InfeasibleError(f"{which} can hold the whole model: {words}{more}", hint=_hint(model))
 
 
-def raise_if_short(model: HolderCosts, layout: Layout, what: str) -> NoReturn:
-    """Raises InfeasibleError for the first holder of a layout that may not or can't hold all layers.
+def raise_if_short(model: ReplicaCosts, layout: Layout, what: str) -> NoReturn:
+    """Raises InfeasibleError for the first replica of a layout that may not or can't hold all layers.
 
     ``what``: how the message calls the plan, which is known not to fit.
     """
     children = layout.children()
-    for d in layout.holders:
+    for d in layout.replicas:
         if not model.may_hold[d]:
             raise InfeasibleError(
                 f"{what}: {model.ids[d]} would hold the whole model, and a pin keeps it from the first or "
@@ -93,7 +93,7 @@ def raise_if_short(model: HolderCosts, layout: Layout, what: str) -> NoReturn:
     raise AssertionError("every holder has the memory")
 
 
-def raise_too_few_microbatches(model: HolderCosts, count: int) -> NoReturn:
+def raise_too_few_microbatches(model: ReplicaCosts, count: int) -> NoReturn:
     """Raises InfeasibleError where equal shares would leave one of ``count`` devices without a microbatch."""
     raise InfeasibleError(
         f"equal shares for {count} devices need {count} microbatches a step, it has {model.microbatches}",

@@ -1,6 +1,6 @@
-"""What a device costs as a holder of all layers: time, exposed gradients, memory.
+"""What a device costs as a replica of all layers: time, exposed gradients, memory.
 
-A plan of data parallelism has one pipeline of one stage on each of its holders. Devices are indices in the
+A plan of data parallelism has one pipeline of one stage on each of its replicas. Devices are indices in the
 problem's order. The model of time and memory is the contract's (``docs/contract.md``, Data parallelism).
 """
 
@@ -21,9 +21,9 @@ from skyctl.records.problem import Problem
 
 
 class GradientExposure:
-    """How long gradients are under way after a holder's last backward, as a function of the summing's speed.
+    """How long gradients are under way after a replica's last backward, as a function of the summing's speed.
 
-    Layers are summed from the last to the first. With w seconds a byte, what is left at the end of a holder's
+    Layers are summed from the last to the first. With w seconds a byte, what is left after a replica's
     computing is the largest, over the layers k, of w · (bytes of layers 0 … k) less the backward of the
     layers before k: a convex function of w, of which the upper envelope's lines are kept.
 
@@ -50,7 +50,7 @@ class GradientExposure:
         self._slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(hull)]
 
     def unhidden_s(self, seconds_per_byte: float) -> float:
-        """Seconds from the end of the holder's computing to the last byte, if nobody else were later."""
+        """Seconds from the end of the replica's computing to the last byte, if nobody else were later."""
         size, hidden_s = self._hull[bisect_left(self._slopes, seconds_per_byte)]
         return seconds_per_byte * size - hidden_s
 
@@ -60,8 +60,8 @@ def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, 
     return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
 
 
-class HolderCost(NamedTuple):
-    """A device as a holder of all layers.
+class ReplicaCost(NamedTuple):
+    """A device as a replica of all layers.
 
     Attributes:
         microbatch_s: seconds of a microbatch's forward and backward, overhead and recomputation included.
@@ -80,8 +80,8 @@ class HolderCost(NamedTuple):
     exposure: GradientExposure
 
 
-class HolderCosts(StepCosts):
-    """One problem of data parallelism as plain numbers: each device as a holder of all layers.
+class ReplicaCosts(StepCosts):
+    """One problem of data parallelism as plain numbers: each device as a replica of all layers.
 
     Attributes:
         may_hold: by device, whether the pins let it hold the first and the last layer, and it is not named
@@ -96,7 +96,7 @@ class HolderCosts(StepCosts):
 
     @cached_property
     def layouts(self) -> LayoutTable:
-        """The rings and stars of any holders."""
+        """The rings and stars of any replicas."""
         return LayoutTable(self)
 
     def may_help(self, device: int, children: int) -> bool:
@@ -105,11 +105,11 @@ class HolderCosts(StepCosts):
         return fits_device(described.reserved_bytes + self.edge_bytes(children), described)
 
     @cached_property
-    def _costs_of(self) -> list[tuple[HolderCost, ...]]:
+    def _costs_of(self) -> list[tuple[ReplicaCost, ...]]:
         """By device, without recomputation, and if it is allowed with it."""
         return [tuple(self._made_costs(d)) for d in range(self.devices)]
 
-    def _made_costs(self, device: int) -> Iterator[HolderCost]:
+    def _made_costs(self, device: int) -> Iterator[ReplicaCost]:
         base = self.base
         forward, backward = base.forward_s[device], base.backward_s[device]
         for recompute in (False, True) if self.may_recompute else (False,):
@@ -117,7 +117,7 @@ class HolderCosts(StepCosts):
             layers_s = forward[-1] + sums[-1]
             back = [b - a for a, b in pairwise(sums)]
             whole = StageAssignment(device, 0, self.layers)
-            yield HolderCost(
+            yield ReplicaCost(
                 microbatch_s=layers_s + 2 * base.stage_overhead_s(device, 0, self.layers),
                 layers_s=layers_s,
                 optimizer_s=base.optimizer_s[device][-1],
@@ -127,18 +127,18 @@ class HolderCosts(StepCosts):
             )
 
     def least_bytes(self, device: int, children: int = 0) -> float:
-        """The fewest bytes that it needs as a holder with that many arriving edges."""
+        """The fewest bytes that it needs as a replica with that many arriving edges."""
         return min(cost.memory_bytes for cost in self._costs_of[device]) + self.edge_bytes(children)
 
-    def cost(self, device: int, *, recompute: bool) -> HolderCost:
-        """The device as a holder, whether it has the memory or not. InputError: it may not recompute."""
+    def cost(self, device: int, *, recompute: bool) -> ReplicaCost:
+        """The device as a replica, whether it has the memory or not. InputError: it may not recompute."""
         costs = self._costs_of[device]
         if recompute and len(costs) == 1:
             raise InputError(f"{self.ids[device]} recomputes, and the problem does not allow it")
         return costs[recompute]
 
-    def fitting_cost(self, device: int, children: int = 0) -> HolderCost | None:
-        """The device as a holder with that many arriving edges; it recomputes only where it must.
+    def fitting_cost(self, device: int, children: int = 0) -> ReplicaCost | None:
+        """The device as a replica with that many arriving edges; it recomputes only where it must.
 
         None: it has no memory for it, or the pins keep it from holding all layers.
         """
