@@ -18,7 +18,14 @@ from skyctl.compare.sync_summary import SyncChoice, sync_choice, sync_rows, sync
 from skyctl.compare.timeline import IDLE, plan_timeline
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.pipeline import Pipeline, PlacedStage
-from skyctl.records.plan import Certificate, FormOutcome, Plan, Prediction, ReplicaPrediction, WorkloadRef
+from skyctl.records.plan import (
+    Certificate,
+    ParallelismOutcome,
+    Plan,
+    Prediction,
+    ReplicaPrediction,
+    WorkloadRef,
+)
 from skyctl.records.problem import Device, Layer, LayerTimes, Problem
 from skyctl.records.sync import Route, Sync, SyncGroup
 
@@ -108,9 +115,11 @@ def test_what_recomputes_takes_its_forward_again() -> None:
 
 def test_pipelines_with_cuts_of_their_own_are_drawn_and_reported(reports: ModuleType) -> None:
     forms = (
-        FormOutcome(parallel="pipeline", fits=True, iteration_s=12.0, lower_bound_s=9.0),
-        FormOutcome(parallel="data", fits=False, iteration_s=None, lower_bound_s=None, reason="n2 is small"),
-        FormOutcome(parallel="hybrid", fits=True, iteration_s=10.0, lower_bound_s=8.0),
+        ParallelismOutcome(parallel="pipeline", fits=True, iteration_s=12.0, lower_bound_s=9.0),
+        ParallelismOutcome(
+            parallel="data", fits=False, iteration_s=None, lower_bound_s=None, reason="n2 is small"
+        ),
+        ParallelismOutcome(parallel="hybrid", fits=True, iteration_s=10.0, lower_bound_s=8.0),
     )
     plan = hybrid_plan(forms=forms)
     (step,) = plan_timeline(plan, pipeline_simulations(plan)).steps

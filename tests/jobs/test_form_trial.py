@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from tests.helpers.bare_records import OF_MEASUREMENT
-from tests.learning.form_plans import timed_plan, with_interval
+from tests.learning.timed_plans import timed_plan, with_interval
 
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.jobs.form_trial import FormTrial, contenders, fastest_tried, with_tried_forms
-from skyctl.planning.form_choice import FormResult, choose_among
+from skyctl.planning.parallelism_choice import ParallelismResult, choose_among
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 
@@ -79,7 +79,10 @@ def test_the_shortest_measured_step_is_taken_and_of_equal_ones_the_simplest() ->
 
 def test_the_plan_says_what_each_form_was_measured_at() -> None:
     by_prediction = choose_among(
-        [FormResult("pipeline", timed_plan("pipeline", 0.9)), FormResult("data", timed_plan("data", 1.0))]
+        [
+            ParallelismResult("pipeline", timed_plan("pipeline", 0.9)),
+            ParallelismResult("data", timed_plan("data", 1.0)),
+        ]
     )
     assert by_prediction is not None
     outcomes = [tried("pipeline", 1.3, 0.9), tried("data", 1.1)]

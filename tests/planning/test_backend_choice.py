@@ -130,7 +130,7 @@ def test_over_gloo_sums_go_in_its_own_ring_where_that_is_faster() -> None:
     assert verify(by_ring.problem, by_ring).ok
 
 
-def test_bounds_of_forms_whose_sums_can_not_go_in_rings_are_not_claimed() -> None:
+def test_bounds_of_parallelisms_whose_sums_can_not_go_in_rings_are_not_claimed() -> None:
     plan = planned(with_quick_rings(), parallel="auto")
     assert plan.problem.sync == "ring"
     bounds = {outcome.parallel: outcome.lower_bound_s for outcome in plan.forms}

@@ -1,4 +1,4 @@
-"""What a delay means around the planner: forms, what is said of a plan, what is learned from a run."""
+"""What a delay means around the planner: parallelisms, what is said of a plan, what is learned from a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from skyctl.compare.timeline import plan_timeline
 from skyctl.errors import InputError
 from skyctl.learning.observations import correct_from_run
 from skyctl.planner.plan_record import pipeline_simulations
-from skyctl.planning.form_choice import in_form
-from skyctl.planning.plan_creation import forms_left_out
+from skyctl.planning.parallelism_choice import with_parallelism
+from skyctl.planning.plan_creation import parallelisms_left_out
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement
 from skyctl.records.rhythm import Rhythm
@@ -22,11 +22,11 @@ from skyctl.records.rhythm import Rhythm
 
 def test_one_pipeline_is_left_out_and_has_none() -> None:
     problem = delayed(data_problem(rate=100.0))
-    assert "--sync-delay" in forms_left_out(PlanOptions(), problem)["pipeline"]
-    assert "--sync-delay" in forms_left_out(PlanOptions(rhythm=Rhythm(delay=1)))["pipeline"]
-    assert "pipeline" not in forms_left_out(PlanOptions(rhythm=Rhythm()), problem)
-    assert in_form(problem, "pipeline").rhythm.is_synchronous
-    assert in_form(problem, "hybrid").rhythm.delay == 1
+    assert "--sync-delay" in parallelisms_left_out(PlanOptions(), problem)["pipeline"]
+    assert "--sync-delay" in parallelisms_left_out(PlanOptions(rhythm=Rhythm(delay=1)))["pipeline"]
+    assert "pipeline" not in parallelisms_left_out(PlanOptions(rhythm=Rhythm()), problem)
+    assert with_parallelism(problem, "pipeline").rhythm.is_synchronous
+    assert with_parallelism(problem, "hybrid").rhythm.delay == 1
 
 
 def test_what_it_takes_and_would_take_without_is_said() -> None:

@@ -1,4 +1,4 @@
-"""What is planned for a profile: forms, assignments, a comparison's rows."""
+"""What is planned for a profile: parallelisms, assignments, a comparison's rows."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def test_all_layers_on_each_device_have_one_schedule_and_a_pipeline_beside_them(
     assert all(row.plan is not None and row.plan.problem.parallel == "data" for row in rows)
 
 
-@pytest.mark.parametrize(("form", "other"), [("data", "pipeline"), (None, "data")])
-def test_a_comparison_has_a_row_of_the_other_form(form: str | None, other: str) -> None:
+@pytest.mark.parametrize(("parallelism", "other"), [("data", "pipeline"), (None, "data")])
+def test_a_comparison_has_a_row_of_the_other_parallelism(parallelism: str | None, other: str) -> None:
     both = profile(device("slow", 4.0), device("fast", 1.0))
     ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
     request: Any = SimpleNamespace(ref=lambda _digest: ref)
     loaded: Any = SimpleNamespace(digest="w")
     cluster: Any = None
-    job = ComparisonJob(cluster, request, loaded, PlanOptions(parallel=form), other_form=True)
+    job = ComparisonJob(cluster, request, loaded, PlanOptions(parallel=parallelism), other_form=True)
     outcomes = job.plans(both)
     assert [outcome.strategy for outcome in outcomes] == ["even", "alone", "heuristic", other, "optimal"]
     parallel = {
         outcome.strategy: outcome.plan.problem.parallel for outcome in outcomes if outcome.plan is not None
     }
     assert parallel[other] == other
-    assert parallel["optimal"] == (form or "pipeline")
+    assert parallel["optimal"] == (parallelism or "pipeline")
     problem = pipeline_problem(outcomes)
     assert problem is not None
     assert problem.parallel == parallel["optimal"]
@@ -67,7 +67,7 @@ def test_a_comparison_has_a_row_of_the_other_form(form: str | None, other: str) 
     assert conclude(outcomes).over(other) is not None or conclude(outcomes).best == other
 
 
-def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
+def test_a_comparison_of_all_parallelisms_has_a_row_of_each_and_takes_one() -> None:
     both = profile(device("slow", 4.0), device("fast", 1.0))
     ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
     request: Any = SimpleNamespace(ref=lambda _digest: ref)
@@ -87,8 +87,8 @@ def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
     for name in ("even", "alone", "heuristic", "pipeline"):
         shown = plans[name]
         assert shown is None or shown.problem.parallel == "pipeline"
-    forms = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="hybrid"), other_form=True)
-    assert [outcome.strategy for outcome in forms.plans(both)][3:] == ["pipeline", "data", "optimal"]
+    parallelisms = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="hybrid"), other_form=True)
+    assert [outcome.strategy for outcome in parallelisms.plans(both)][3:] == ["pipeline", "data", "optimal"]
     asked = PlanOptions(parallel="auto", sync="trees")
     outcomes = ComparisonJob(cluster, request, loaded, asked).plans(both)
     assert [outcome.strategy for outcome in outcomes][3:] == ["pipeline", "data", "optimal"]
@@ -96,8 +96,8 @@ def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
     assert outcomes[-1].plan.problem.parallel == "data"
 
 
-def test_auto_plans_what_a_profile_says_in_every_form() -> None:
-    """Their problems are the same but for the form, so what is proved of each can be found again."""
+def test_auto_plans_what_a_profile_says_in_every_parallelism() -> None:
+    """Their problems are the same but for the parallelism, so what is proved of each can be found again."""
     both = profile(device("slow", 4.0), device("fast", 1.0))
     plan = plan_profile(both, PlanOptions(parallel="auto"))
     assert [outcome.parallel for outcome in plan.forms] == ["pipeline", "data", "hybrid"]

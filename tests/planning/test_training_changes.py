@@ -42,7 +42,7 @@ def test_nothing_where_sums_are_hidden_or_nobody_sums() -> None:
     assert find_training_changes(pipeline) == []
 
 
-def test_a_form_that_was_not_chosen_may_gain_by_it() -> None:
+def test_a_parallelism_that_was_not_chosen_may_gain_by_it() -> None:
     problem = data_problem(speeds=(1.0, 1.0), rate=100.0, gradient=300.0, parallel="pipeline")
     plan = plan_best([problem], PlanOptions(parallel="auto"))
     assert plan.problem.parallel == "pipeline"

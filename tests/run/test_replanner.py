@@ -17,7 +17,7 @@ from skyctl.files import save_profile
 from skyctl.learning.problem_from_profile import build_problem
 from skyctl.planner.api import plan
 from skyctl.planner.plan_record import pipeline_simulations
-from skyctl.planning.form_choice import in_form
+from skyctl.planning.parallelism_choice import with_parallelism
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
@@ -390,7 +390,7 @@ def test_a_node_that_comes_while_a_pipeline_stands_in_brings_what_the_runs_form_
     first = plan(Problem.model_validate({**dict(asked), "rhythm": rhythm})).model_copy(
         update={"workload": ref}
     )
-    now = plan(in_form(first.problem, "pipeline")).model_copy(update={"workload": ref})
+    now = plan(with_parallelism(first.problem, "pipeline")).model_copy(update={"workload": ref})
     here = desk(first)
     here.replanner.request_nodes(["c"])
     for _ in range(2):

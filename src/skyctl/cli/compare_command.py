@@ -151,7 +151,7 @@ class CompareOptions(
         """The comparison that is asked for. Raises InputError, WorkloadError."""
         from skyctl.compare.outcome import ALONE
         from skyctl.jobs.comparison_job import ComparisonJob
-        from skyctl.planning.form_choice import DATA, HYBRID, forms_left_out_by
+        from skyctl.planning.parallelism_choice import DATA, HYBRID, parallelisms_left_out_by
         from skyctl.planning.schedule_choice import AUTO
         from skyctl.worker.sums.summed_gradients import check_summable
 
@@ -182,14 +182,14 @@ class CompareOptions(
             only_nodes=[node.name for node in target.cluster.nodes],
             backend=self.placement_backend(target.cluster, encrypt=self.encrypt),
         )
-        options = options.resolved_form()  # of rounds there is one form
+        options = options.resolved_parallelism()  # of rounds there is one form
         # who asks for shares of samples wants to know whether they pay
         shared = options.parallel in (DATA, HYBRID)
         other_form = shared and options.owners is None
         if shared:
             check_summable(loaded.model.layers)
         elif options.parallel == AUTO:
-            options = replace(options, left_out=forms_left_out_by(loaded.model.layers))
+            options = replace(options, left_out=parallelisms_left_out_by(loaded.model.layers))
         return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=other_form)
 
 

@@ -228,7 +228,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
         from skyctl.jobs.form_trial import make_trial
         from skyctl.jobs.profiles import probe_cluster
         from skyctl.planning.backend_choice import measures_gloo
-        from skyctl.planning.form_choice import forms_left_out_by
+        from skyctl.planning.parallelism_choice import parallelisms_left_out_by
         from skyctl.planning.plan_from_profile import plan_profile
         from skyctl.planning.schedule_choice import AUTO
 
@@ -243,7 +243,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
         warn_unmeasured(out, profile, target.cluster)
         asked_for = choice
         if choice.parallel == AUTO:
-            asked_for = replace(choice, left_out=forms_left_out_by(loaded.model.layers))
+            asked_for = replace(choice, left_out=parallelisms_left_out_by(loaded.model.layers))
         plan = plan_profile(profile, asked_for, request.ref(loaded.digest))
         show_learned(out, profile, plan.problem.microbatches)
         trial = make_trial(profile, asked_for, request.ref(loaded.digest), plan)

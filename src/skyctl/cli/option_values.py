@@ -15,8 +15,8 @@ import typer
 from skyctl.errors import InputError, SkyctlError
 
 if TYPE_CHECKING:
-    from skyctl.planning.form_choice import ParallelChoice
     from skyctl.planning.link_dtypes import LinkChoice
+    from skyctl.planning.parallelism_choice import ParallelChoice
     from skyctl.planning.schedule_choice import ScheduleChoice
     from skyctl.records.cluster import Cluster
     from skyctl.records.problem import Objective, SyncRoutes

@@ -26,7 +26,7 @@ from skyctl.cli.options import BackendOptions
 from skyctl.cli.rhythm_options import RhythmOptions
 
 if TYPE_CHECKING:
-    from skyctl.planning.form_choice import ParallelChoice
+    from skyctl.planning.parallelism_choice import ParallelChoice
     from skyctl.planning.plan_options import PlanOptions
     from skyctl.records.backend import BackendRequest
     from skyctl.records.cluster import Cluster
@@ -147,7 +147,7 @@ class PlacementOptions(RhythmOptions, BackendOptions):
                 do not go with local steps.
         """
         from skyctl.planning.plan_options import PlanOptions
-        from skyctl.planning.round_owners import check_owners_form, check_rounds
+        from skyctl.planning.round_owners import check_owners_parallelism, check_rounds
 
         options = PlanOptions(
             parallel=parse_parallel(self.parallel) or default_form,
@@ -163,6 +163,6 @@ class PlacementOptions(RhythmOptions, BackendOptions):
             link_dtype=parse_link_dtypes(self.link_dtype, cluster),
             **more,
         )
-        check_owners_form(options)
+        check_owners_parallelism(options)
         check_rounds(options, None if cluster is None else [node.name for node in cluster.nodes])
         return options

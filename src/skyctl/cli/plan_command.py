@@ -147,7 +147,7 @@ class PlanCommandOptions(
         """How to plan. Raises InputError for values that can't be, or that contradict each other."""
         from skyctl.cli.show_profile import check_plot
         from skyctl.planning.assignment import parse_assign, parse_assigned_shares
-        from skyctl.planning.form_choice import forms_not_exported
+        from skyctl.planning.parallelism_choice import parallelisms_not_exported
 
         check_output(self.output)
         check_plot(self.plot)
@@ -165,7 +165,7 @@ class PlanCommandOptions(
             named=self.export is not None,
             learn=not self.no_learn,
             beside_pipeline=True,
-            left_out={} if self.export is None else forms_not_exported(self.export),
+            left_out={} if self.export is None else parallelisms_not_exported(self.export),
         )
         if self.export is not None:
             require_choice("--export", self.export, TRAINERS)

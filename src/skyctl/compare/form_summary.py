@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skyctl.compare.number_format import UNKNOWN, format_percent, format_ratio, format_seconds
 from skyctl.compare.outcome import PROVED_GAP
-from skyctl.records.plan import FormOutcome, Plan
+from skyctl.records.plan import ParallelismOutcome, Plan
 
 LEAST_SHOWN = 0.0005
 """A gap below this would be written as none."""
@@ -33,7 +33,7 @@ def form_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return ["form", "step, predicted", "times as long", *measured, "none is faster than"], rows
 
 
-def _times_as_long(form: FormOutcome, fastest_s: float) -> str:
+def _times_as_long(form: ParallelismOutcome, fastest_s: float) -> str:
     return (
         UNKNOWN if form.iteration_s is None or fastest_s <= 0 else format_ratio(form.iteration_s / fastest_s)
     )
@@ -93,7 +93,7 @@ def _bound(plan: Plan, bound_s: float) -> str:
     )
 
 
-def least_bound_s(forms: Sequence[FormOutcome]) -> float | None:
+def least_bound_s(forms: Sequence[ParallelismOutcome]) -> float | None:
     """No plan of these forms takes less; None where one that may fit claims no bound, or none is there."""
     bounds = [form.lower_bound_s for form in forms if form.fits]
     if any(bound is None or bound <= 0 for bound in bounds):

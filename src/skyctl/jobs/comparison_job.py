@@ -14,8 +14,15 @@ from skyctl.jobs.node_sessions import NodeSessions
 from skyctl.jobs.profiles import find_profile, probe_cluster
 from skyctl.jobs.training_request import TrainingRequest
 from skyctl.planning.backend_choice import measures_gloo
-from skyctl.planning.form_choice import DATA, FORMS, HYBRID, PIPELINE, FormResult, choose_among
-from skyctl.planning.plan_creation import forms_left_out
+from skyctl.planning.parallelism_choice import (
+    DATA,
+    HYBRID,
+    PARALLELISMS,
+    PIPELINE,
+    ParallelismResult,
+    choose_among,
+)
+from skyctl.planning.plan_creation import parallelisms_left_out
 from skyctl.planning.plan_from_profile import plan_profile
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.planning.schedule_choice import AUTO
@@ -135,7 +142,7 @@ class ComparisonJob:
         pipeline = next((one for one in outcomes if one.strategy == best), None)
         if pipeline is None:
             return list(outcomes)
-        left_out = forms_left_out(options)
+        left_out = parallelisms_left_out(options)
         options = replace(options, strategy=best)
         rows = {PIPELINE: replace(pipeline, strategy=PIPELINE)}
         rows |= {
@@ -143,9 +150,9 @@ class ComparisonJob:
             for form in (DATA, HYBRID)
             if form not in left_out
         }
-        found = [FormResult(form, reason=reason, looked=False) for form, reason in left_out.items()]
+        found = [ParallelismResult(form, reason=reason, looked=False) for form, reason in left_out.items()]
         found += [
-            FormResult(form, row.plan, row.error, fits=row.plan is not None or row.undecided)
+            ParallelismResult(form, row.plan, row.error, fits=row.plan is not None or row.undecided)
             for form, row in rows.items()
             if form not in left_out
         ]
@@ -161,7 +168,7 @@ class ComparisonJob:
         *before, last = outcomes
         if self.options.parallel != AUTO or last.plan is None or not last.plan.forms:
             return list(outcomes)
-        rows = [one for one in before if one.strategy in FORMS and one.plan is not None]
+        rows = [one for one in before if one.strategy in PARALLELISMS and one.plan is not None]
         contending = contenders([one.plan for one in rows if one.plan is not None])
         tried = [one for one in rows if one.plan in contending and one.measurement is not None]
         best = fastest_tried(tried) if len(tried) > 1 else None

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.errors import InfeasibleError, UndecidedError
-from skyctl.planning.form_choice import intricacy
+from skyctl.planning.parallelism_choice import intricacy
 from skyctl.planning.plan_from_profile import plan_profile
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.planning.schedule_choice import NEAR_BEST
-from skyctl.records.plan import FormOutcome, Plan, WorkloadRef
+from skyctl.records.plan import ParallelismOutcome, Plan, WorkloadRef
 from skyctl.records.profile import Profile
 
 TRIAL_STEPS = 11
@@ -111,7 +111,9 @@ def _step_s(outcome: StrategyOutcome) -> float:
     return outcome.measurement.iteration_s.median if outcome.measurement is not None else 0.0
 
 
-def with_tried_forms(plan: Plan, forms: Sequence[FormOutcome], outcomes: Sequence[StrategyOutcome]) -> Plan:
+def with_tried_forms(
+    plan: Plan, forms: Sequence[ParallelismOutcome], outcomes: Sequence[StrategyOutcome]
+) -> Plan:
     """The plan that a trial chose, which says what each form was predicted and measured to take.
 
     Args:
@@ -120,7 +122,7 @@ def with_tried_forms(plan: Plan, forms: Sequence[FormOutcome], outcomes: Sequenc
     """
     tried = {one.plan.problem.parallel: one for one in outcomes if one.plan is not None}
 
-    def with_measured(form: FormOutcome) -> FormOutcome:
+    def with_measured(form: ParallelismOutcome) -> ParallelismOutcome:
         outcome = tried.get(form.parallel)
         if outcome is None or outcome.plan is None:
             return form

@@ -27,7 +27,7 @@ def plan_assigned(
         shares: (device or node, microbatches), where every device holds all layers; one of both is given.
 
     Raises:
-        InputError: the problem asks for another form, or see ``api.assigned``.
+        InputError: the problem asks for another parallelism, or see ``api.assigned``.
         InfeasibleError: see ``api.assigned``.
     """
     if problem.parallel == "hybrid":

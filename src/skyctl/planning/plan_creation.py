@@ -20,11 +20,18 @@ from skyctl.planner.transformer_blocks import model_parts
 from skyctl.planning.assignment import plan_assigned
 from skyctl.planning.backend_choice import replanned_choice
 from skyctl.planning.compressed_sums import with_matrices
-from skyctl.planning.form_choice import DATA, HYBRID, PIPELINE, choose_form, form_contradictions, in_form
 from skyctl.planning.link_dtypes import with_link_dtypes
+from skyctl.planning.parallelism_choice import (
+    DATA,
+    HYBRID,
+    PIPELINE,
+    choose_parallelism,
+    parallelism_contradictions,
+    with_parallelism,
+)
 from skyctl.planning.plan_options import PlanOptions, rhythm_options
 from skyctl.planning.plan_pairs import refuse_broken_pairs
-from skyctl.planning.problem_overrides import form_fields, override_problem, owned_devices
+from skyctl.planning.problem_overrides import override_problem, owned_devices, parallelism_fields
 from skyctl.planning.round_owners import with_rounds
 from skyctl.planning.schedule_choice import AUTO, ScheduleChooser, promising_first, with_schedule
 from skyctl.records.measurement import Measurement
@@ -42,8 +49,8 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
     schedule = None if options.schedule == AUTO else options.schedule
-    form = form_fields(options, options.parallel or PIPELINE)
-    # plans of all forms are made from one with figures of sums
+    fields = parallelism_fields(options, options.parallel or PIPELINE)
+    # plans of all parallelisms are made from one with figures of sums
     parallel = DATA if options.parallel == AUTO else options.parallel or PIPELINE
     problems = [
         build_problem(
@@ -67,7 +74,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     names = options.helpers and [name for name in options.helpers if nodes is None or name in nodes]
     problems = [
         problem.model_copy(
-            update={"recompute": True, **form, "helpers": owned_devices(problem, "--helper", names)}
+            update={"recompute": True, **fields, "helpers": owned_devices(problem, "--helper", names)}
         )
         for problem in problems
     ]
@@ -103,7 +110,7 @@ def plan_run(
     if options.parallel == AUTO and plan.problem.parallel == PIPELINE and not plan.forms:
         unknown = f"run {done.run_id} was planned without what sums take (a plan from the profile has that)"
         options = replace(options, left_out={DATA: unknown, HYBRID: unknown})
-    options = options.resolved_form().with_chosen_schedule()
+    options = options.resolved_parallelism().with_chosen_schedule()
     problem, words = correct_from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
     problem = override_problem(problem, options, pin_first, pin_last, dtype)
@@ -116,18 +123,18 @@ def plan_run(
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     """The best plan of problems that differ in their number of microbatches, with ``auto`` also in schedule.
 
-    With ``auto`` as its form it says what each form came to. Its predicted step has an interval where the
+    With ``auto`` as its parallelism it says what each came to. Its predicted step has an interval where the
     problems say how sure their figures are. With ``beside_pipeline`` a plan whose devices hold all layers
     each has a pipeline's step beside its own, where one is found in what is left of the time.
 
     Raises: see ``plan_profile``.
     """
     deadline = time.perf_counter() + options.time_limit_s
-    options = options.resolved_form()
+    options = options.resolved_parallelism()
     if options.parallel == AUTO and candidates[0].rhythm.is_rounds:
-        options = replace(options, parallel=candidates[0].parallel)  # rounds have no other form
+        options = replace(options, parallel=candidates[0].parallel)  # rounds have no other parallelism
     if options.parallel == AUTO:
-        return with_interval(_plan_any_form(candidates, options))
+        return with_interval(_plan_any_parallelism(candidates, options))
     best = with_interval(_plan_best(candidates, options))
     if best.problem.parallel != DATA or best.problem.rhythm.is_rounds or not options.beside_pipeline:
         return best  # a round is no step
@@ -136,22 +143,22 @@ def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     )
 
 
-def _plan_any_form(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
-    """The simplest plan that is hardly slower than the fastest of all forms that the options leave."""
+def _plan_any_parallelism(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
+    """The simplest plan that is hardly slower than the fastest of all parallelisms that the options leave."""
 
-    def search(form: Parallel, limit_s: float) -> Plan:
-        problems = [in_form(problem, form) for problem in candidates]
-        return _plan_best(problems, replace(options, parallel=form, time_limit_s=limit_s))
+    def search(parallelism: Parallel, limit_s: float) -> Plan:
+        problems = [with_parallelism(problem, parallelism) for problem in candidates]
+        return _plan_best(problems, replace(options, parallel=parallelism, time_limit_s=limit_s))
 
-    return choose_form(search, forms_left_out(options, candidates[0]), options.time_limit_s)
+    return choose_parallelism(search, parallelisms_left_out(options, candidates[0]), options.time_limit_s)
 
 
-def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict[Parallel, str]:
-    """The forms that ``auto`` does not look at, and why; ``problem``: says what the options leave open."""
+def parallelisms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict[Parallel, str]:
+    """The parallelisms that ``auto`` does not look at, and why; ``problem``: has what options leave open."""
     sums = options.sum_options()
     if options.rhythm is None and problem is not None:
         sums += rhythm_options(problem.rhythm)
-    contradictions = form_contradictions(
+    contradictions = parallelism_contradictions(
         schedule=options.schedule,
         objective=options.objective or (problem.objective if problem is not None else None),
         sync=options.sync or (problem.sync if problem is not None else None),
@@ -178,7 +185,7 @@ def _pipeline_iteration_s(
     left_s = deadline - time.perf_counter()
     if left_s <= 0:
         return None
-    pipelines = [in_form(problem, PIPELINE) for problem in candidates]
+    pipelines = [with_parallelism(problem, PIPELINE) for problem in candidates]
     quick = replace(
         options,
         parallel=PIPELINE,

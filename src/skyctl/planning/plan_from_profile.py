@@ -21,8 +21,8 @@ from skyctl.planning.backend_choice import (
     with_message_costs,
     with_ring_costs,
 )
-from skyctl.planning.form_choice import DATA, HYBRID
-from skyctl.planning.plan_creation import FLOAT32, forms_left_out, plan_best, problems_of
+from skyctl.planning.parallelism_choice import DATA, HYBRID
+from skyctl.planning.plan_creation import FLOAT32, parallelisms_left_out, plan_best, problems_of
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.records.backend import AUTO, GLOO, NCCL, SKYCTL, Backend, BackendChoice, BackendReason
 from skyctl.records.plan import Plan, WorkloadRef
@@ -37,7 +37,7 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    options = options.resolved_form().with_chosen_schedule()
+    options = options.resolved_parallelism().with_chosen_schedule()
     best = _plan_backend(profile, options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
@@ -119,7 +119,7 @@ def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
     asked = options.sync in (None, "auto", "ring") and options.sync_format in (None, FLOAT32)
     plain = options.rhythm is None or options.rhythm.is_synchronous
     is_open = options.parallel == DATA or (
-        options.parallel == AUTO and DATA not in forms_left_out(options, plan.problem)
+        options.parallel == AUTO and DATA not in parallelisms_left_out(options, plan.problem)
     )
     if not (asked and plain and is_open) or plan.problem.rhythm.is_rounds:
         return plan
@@ -135,12 +135,14 @@ def _plan_over_gloo(costs: Profile, options: PlanOptions) -> Plan:
     if other.sync is None or not (alike or other.predicted.iteration_s < plan.predicted.iteration_s):
         return plan
     unproved = {"lower_bound_s": None, "witness": None}
-    by_form: dict[str, dict[str, Any]] = {
+    by_parallelism: dict[str, dict[str, Any]] = {
         DATA: {"iteration_s": other.predicted.iteration_s, **unproved},
         HYBRID: unproved,  # its sums would not go in rings, and take more of processors
     }
-    forms = tuple(outcome.model_copy(update=by_form.get(outcome.parallel, {})) for outcome in plan.forms)
-    return other.model_copy(update={"forms": forms})
+    outcomes = tuple(
+        outcome.model_copy(update=by_parallelism.get(outcome.parallel, {})) for outcome in plan.forms
+    )
+    return other.model_copy(update={"forms": outcomes})
 
 
 def _reason_for_ours(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from skyctl.planning.form_choice import DATA, PIPELINE, ParallelChoice
 from skyctl.planning.link_dtypes import LinkChoice
+from skyctl.planning.parallelism_choice import DATA, PIPELINE, ParallelChoice
 from skyctl.planning.schedule_choice import AUTO, ScheduleChoice
 from skyctl.records.backend import BackendChoice, BackendRequest
 from skyctl.records.problem import Objective, Parallel, SyncRoutes
@@ -37,7 +37,7 @@ class PlanOptions:
         backend: what is to carry tensors between ranks; a choice: the one made for other plans of the same
             comparison; None: the plan does not say, and reckons with what messages cost over ``skyctl``.
         beside_pipeline: where every device holds all layers, look at a pipeline for the same batch, too.
-        left_out: forms that ``auto`` does not look at, and why.
+        left_out: parallelisms that ``auto`` does not look at, and why.
     """
 
     strategy: str = "optimal"
@@ -76,8 +76,8 @@ class PlanOptions:
             return replace(self, schedule=AUTO)
         return self
 
-    def resolved_form(self) -> PlanOptions:
-        """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
+    def resolved_parallelism(self) -> PlanOptions:
+        """The same, with a parallelism in place of ``auto`` where what else is asked for leaves only one."""
         if self.parallel in (None, AUTO) and self.rhythm is not None and self.rhythm.is_rounds:
             return replace(self, parallel=DATA)
         if self.parallel != AUTO:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from skyctl.errors import InputError, InvalidRecordError
 from skyctl.planning.compressed_sums import refuse_contradictions
-from skyctl.planning.form_choice import DATA, HYBRID, PIPELINE, STAGE_ORDERS, ParallelChoice
 from skyctl.planning.link_dtypes import with_link_dtypes
+from skyctl.planning.parallelism_choice import DATA, HYBRID, PIPELINE, STAGE_ORDERS, ParallelChoice
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.planning.round_owners import round_fields
 from skyctl.planning.schedule_choice import AUTO
@@ -33,7 +33,7 @@ def override_problem(
     Raises:
         InputError: a pin or a helper names no device of the problem.
     """
-    options = options.resolved_form()
+    options = options.resolved_parallelism()
     given = {
         "schedule": None if options.schedule == AUTO else options.schedule,
         "objective": options.objective,
@@ -41,7 +41,7 @@ def override_problem(
         "first_stage": _pins(problem, "--pin-first", pin_first),
         "last_stage": _pins(problem, "--pin-last", pin_last),
         "helpers": owned_devices(problem, "--helper", options.helpers),
-        **form_fields(options, options.parallel or problem.parallel),
+        **parallelism_fields(options, options.parallel or problem.parallel),
         **round_fields(problem, options),
     }
     if options.parallel in (DATA, HYBRID) and problem.parallel == PIPELINE:
@@ -81,11 +81,11 @@ def owned_devices(problem: Problem, flag: str, names: Sequence[str] | None) -> t
     return tuple(dict.fromkeys(pinned))
 
 
-def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, object]:
-    """What the options say of a problem's form, as its fields; ``parallel``: the form that it comes to.
+def parallelism_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, object]:
+    """What the options say of a problem's parallelism, as its fields; ``parallel``: the one that it comes to.
 
     Raises:
-        InputError: what does not go with that form (with ``auto`` forms are left out instead).
+        InputError: what does not go with that parallelism (with ``auto`` parallelisms are left out instead).
     """
     asked = [*options.sum_options(), *(["--helper"] if options.helpers is not None else [])]
     if parallel == PIPELINE and asked:
@@ -120,9 +120,9 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
             "--local-steps goes with devices that hold all layers each, and with --owners",
             hint="--parallel data; or --owners a,b+c, where b and c become a pipeline",
         )
-    form = None if options.parallel == AUTO else options.parallel
+    parallelism = None if options.parallel == AUTO else options.parallel
     given = {
-        "parallel": form,
+        "parallel": parallelism,
         "sync_format": options.sync_format,
         "sync_uncompressed_steps": options.uncompressed_steps,
         "sync": options.sync,

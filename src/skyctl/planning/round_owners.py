@@ -16,7 +16,7 @@ from skyctl.records.sync_format import WEIGHT_FORMATS
 
 
 def with_rounds(problem: Problem, options: PlanOptions) -> Problem:
-    """The problem with owners and the form that they come to. Raises InputError as ``round_fields``."""
+    """The problem with owners and the parallelism they come to. Raises InputError as ``round_fields``."""
     fields = round_fields(problem, options)
     if not fields:
         return problem
@@ -61,7 +61,7 @@ def check_rounds(options: PlanOptions, nodes: Collection[str] | None = None) -> 
     _require_fitting(options.rhythm, len(options.owners))
 
 
-def check_owners_form(options: PlanOptions) -> None:
+def check_owners_parallelism(options: PlanOptions) -> None:
     """Raises InputError where devices are to hold all layers each, and an owner's nodes to share them."""
     if options.parallel != "data" or options.owners is None or options.owners == "all":
         return
@@ -74,7 +74,7 @@ def check_owners_form(options: PlanOptions) -> None:
 
 
 def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
-    """The problem's owners, and the form that they come to; nothing where no local steps are asked for.
+    """The problem's owners, and the parallelism they come to; nothing where no local steps are asked for.
 
     Raises:
         InputError: as ``check_rounds``, of the nodes that the problem has devices of.
@@ -90,10 +90,10 @@ def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
     if owners == "all":
         owners = tuple((node,) for node in nodes)
         _require_fitting(options.rhythm, len(owners))
-    form: Parallel = "data"
+    parallelism: Parallel = "data"
     if any(sum(devices.count(node) for node in owner) > 1 for owner in owners):
-        form = "hybrid"  # an owner's devices may become a pipeline
-    return {"owners": owners, "parallel": form}
+        parallelism = "hybrid"  # an owner's devices may become a pipeline
+    return {"owners": owners, "parallel": parallelism}
 
 
 def _require_fitting(rhythm: Rhythm, owners: int) -> None:

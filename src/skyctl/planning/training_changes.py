@@ -13,7 +13,7 @@ from typing import Literal
 from skyctl.errors import InfeasibleError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import plan as plan_problem
 from skyctl.planning.compressed_sums import with_matrices
-from skyctl.planning.form_choice import PIPELINE, in_form
+from skyctl.planning.parallelism_choice import PIPELINE, with_parallelism
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Parallel, Problem
 from skyctl.records.profile import Profile
@@ -25,7 +25,7 @@ COMPRESSED = "powersgd:4"
 WORTH = 1.05
 """Changes that gain less, as a factor of samples a second, are not worth a line."""
 SAME = 1e-9
-"""Gains that differ by less, relative, are equal: the form that comes first is named."""
+"""Gains that differ by less, relative, are equal: the parallelism that comes first is named."""
 MOST_S = 3.0
 """Seconds in which most of what can be found is."""
 LARGER = 2
@@ -43,7 +43,7 @@ class TrainingChange:
         kind: sums of gradients rounded, or compressed, or applied a step later, or a larger batch in
             microbatches of the same size.
         name: the format; by how many steps; or how many times as large the batch is.
-        parallel: the form of the plan.
+        parallel: the parallelism of the plan.
         microbatches: of its step.
         iteration_s: its predicted step.
         gain: samples a second, as a multiple of those of the fastest plan without the change.
@@ -60,9 +60,9 @@ class TrainingChange:
 def find_training_changes(
     plan: Plan, budget_s: float = MOST_S, profile: Profile | None = None
 ) -> list[TrainingChange]:
-    """The best plan for each change that gains enough, in the forms that have plans.
+    """The best plan for each change that gains enough, in the parallelisms that have plans.
 
-    None for a plan that was not searched for, for one pipeline that was not chosen among forms, with a
+    None for a plan that was not searched for, for one pipeline that was not chosen among parallelisms, with a
     parameter server, and where local steps are ``auto``. Of rounds only the format of
     their average is looked at.
 
@@ -97,22 +97,22 @@ def find_training_changes(
 
 def _changed(plan: Plan, profile: Profile | None) -> Iterator[tuple[ChangeKind, str, Problem]]:
     """The changed problems: kind, name, problem."""
-    forms = [outcome.parallel for outcome in plan.forms if outcome.iteration_s is not None] or [
+    parallelisms = [outcome.parallel for outcome in plan.forms if outcome.iteration_s is not None] or [
         plan.problem.parallel
     ]
-    for form in forms:
-        problem = in_form(plan.problem, form)
+    for parallelism in parallelisms:
+        problem = with_parallelism(plan.problem, parallelism)
         if problem.rhythm.is_rounds:
             if plan.sync is not None and problem.sync_format == "float32":
                 yield "sync format", "int8", problem.model_copy(update={"sync_format": "int8"})
             return
-        if form != PIPELINE and problem.sync_format in ("float32", "fixed32"):
+        if parallelism != PIPELINE and problem.sync_format in ("float32", "fixed32"):
             yield "sync format", "bfloat16", problem.model_copy(update={"sync_format": "bfloat16"})
             if profile is not None and problem.rhythm.is_synchronous:
                 compressed = problem.model_copy(update={"sync_format": COMPRESSED})
                 yield "compression", COMPRESSED, with_matrices(compressed, profile)
         delayable = problem.rhythm.is_synchronous and problem.sync_format in ("float32", *ROUNDED_FORMATS)
-        if form != PIPELINE and delayable:
+        if parallelism != PIPELINE and delayable:
             yield "sync delay", "1", problem.model_copy(update={"rhythm": Rhythm(delay=1)})
         try:
             larger = {**dict(problem), "microbatches": LARGER * problem.microbatches}

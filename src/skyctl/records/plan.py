@@ -149,17 +149,17 @@ class Certificate(Record):
     whole_blocks: WholeBlocksProof | None = None
 
 
-class FormOutcome(Record):
-    """What one form of plans came to, where several were looked at for the same batch.
+class ParallelismOutcome(Record):
+    """What one parallelism came to, where several were looked at for the same batch.
 
     Attributes:
-        fits: False: proved that no plan of the form fits the devices.
+        fits: False: proved that no plan of it fits the devices.
         iteration_s: the predicted step of the best plan found; None: none was found.
-        lower_bound_s: no plan of the form is faster; None: nothing is claimed.
+        lower_bound_s: no plan of it is faster; None: nothing is claimed.
         schedule: of the plans that the bound speaks of; None: that of the plan's problem.
         witness: prices that prove the bound, as in a certificate, or None.
-        reason: why there is no plan of the form, for people; None where there is one.
-        measured_s: the median of ten steps of that plan, run to choose between forms; None: it was not.
+        reason: why there is no plan of it, for people; None where there is one.
+        measured_s: the median of ten steps of that plan, run to choose the parallelism; None: it was not.
     """
 
     parallel: Parallel
@@ -195,7 +195,7 @@ class Plan(FileRecord):
     and nothing has settled yet; the next launch or comparison of the workload measures those nodes again.
     ``pipeline_iteration_s``: the predicted step of a pipeline for the same batch, beside which a plan whose
     devices hold all layers each was looked at; None: it was not, or none was found.
-    ``forms``: what each form came to, where the plan was chosen among several.
+    ``forms``: what each parallelism came to, where the plan was chosen among several.
     ``backend``: what carries tensors between its ranks; None: the plan does not say, and ``skyctl`` does.
     """
 
@@ -214,7 +214,7 @@ class Plan(FileRecord):
     contradictions: Seq[Contradiction] = ()
     sync: Sync | None = None
     pipeline_iteration_s: Seconds | None = None
-    forms: Seq[FormOutcome] = ()
+    forms: Seq[ParallelismOutcome] = ()
     backend: BackendChoice | None = None
 
     @property

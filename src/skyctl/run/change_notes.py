@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyctl.planning.backend_choice import backend_of, describe_choice
-from skyctl.planning.form_choice import DATA, PIPELINE
+from skyctl.planning.parallelism_choice import DATA, PIPELINE
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
 

@@ -26,7 +26,7 @@ from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.planner.rounds.round_plan import plan_rounds_alone
 from skyctl.planning.backend_choice import costs_of, profile_over, replanned_choice, uncarried
-from skyctl.planning.form_choice import PIPELINE, in_form
+from skyctl.planning.parallelism_choice import PIPELINE, with_parallelism
 from skyctl.planning.plan_creation import plan_best, plan_problem
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.planning.schedule_choice import AUTO
@@ -154,7 +154,7 @@ def _replan_roomier(had: Plan, problem: Problem, options: PlanOptions) -> Plan:
             return plan_rounds_alone(problem, each)
         if problem.parallel == PIPELINE:
             raise
-        return plan_best([in_form(roomy, PIPELINE)], options)
+        return plan_best([with_parallelism(roomy, PIPELINE)], options)
 
 
 def replan_without(
@@ -308,7 +308,9 @@ def plan_step_s(problem: Problem, plan: Plan) -> float:
 
     Of rounds: for the samples of a step, as ``Plan.step_s``.
     """
-    return predict(in_form(problem, plan.problem.parallel), plan).iteration_s / plan.steps_per_iteration
+    return (
+        predict(with_parallelism(problem, plan.problem.parallel), plan).iteration_s / plan.steps_per_iteration
+    )
 
 
 def same_stages(one: Plan, other: Plan) -> bool:

@@ -17,7 +17,7 @@ from statistics import median
 
 from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.jobs.training_request import TrainingRequest
-from skyctl.planning.form_choice import in_form
+from skyctl.planning.parallelism_choice import with_parallelism
 from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -317,7 +317,7 @@ class Replanner:
         and rhythm are the run's own: it may be a pipeline only because nodes are missing.
         """
         mine = {*self._sessions, coming}
-        problem = in_form(problem, self._first_problem.parallel)
+        problem = with_parallelism(problem, self._first_problem.parallel)
         if not problem.rhythm.is_rounds:  # of rounds the owners that are left have numbers of their own
             problem = problem.model_copy(update={"rhythm": self._first_problem.rhythm})
         return without_nodes(

@@ -64,9 +64,9 @@ def problem(rhythm: dict[str, Any], nodes: tuple[str, ...] = NODES, **more: Any)
 
 def owned(rhythm: dict[str, Any], *owners: str, **more: Any) -> Problem:
     """The problem with these owners, as on the command line."""
-    form = "hybrid" if any("+" in owner for owner in owners) else "data"
+    parallelism = "hybrid" if any("+" in owner for owner in owners) else "data"
     named = tuple(tuple(owner.split("+")) for owner in owners)
-    return problem(rhythm, **{"owners": named, "parallel": form, **more})
+    return problem(rhythm, **{"owners": named, "parallel": parallelism, **more})
 
 
 def average_s(count: int, passes: int) -> float:

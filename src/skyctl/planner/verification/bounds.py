@@ -1,4 +1,4 @@
-"""Whether what a certificate claims to be a bound is one, by the form of plans that it speaks of."""
+"""Whether what a certificate claims to be a bound is one, by the parallelism that it speaks of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyctl.planner.verification.proofs.data_bound import prove_data
 from skyctl.planner.verification.proofs.hybrid_bound_proof import prove_hybrid
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.planner.verification.verdict import TOLERANCE, Check, is_close
-from skyctl.records.plan import FormOutcome, Plan, Witness
+from skyctl.records.plan import ParallelismOutcome, Plan, Witness
 from skyctl.records.problem import Problem
 
 
@@ -28,8 +28,8 @@ def check_bounds(step: CheckedStep, plan: Plan) -> list[Check]:
     return [*checks, _check_of("bound", proof)]
 
 
-def check_forms(problem: Problem, plan: Plan) -> list[Check]:
-    """One check for each form that the plan says something of; none where one form alone was looked at.
+def check_parallelisms(problem: Problem, plan: Plan) -> list[Check]:
+    """One check for each parallelism that the plan says something of; none where it looked at one alone.
 
     A bound that can't be proved from the plan is said to be so, and is not wrong.
     """
@@ -49,7 +49,7 @@ def check_forms(problem: Problem, plan: Plan) -> list[Check]:
             detail = "no bound claimed" if bound_s is None else "its bound is of fewer devices"
             checks.append(Check(name=name, ok=True, detail=detail, checked=False))
         else:
-            step = CheckedStep(_in_form(problem, outcome))
+            step = CheckedStep(_with_parallelism(problem, outcome))
             checks.append(_check_of(name, _prove(step, bound_s, outcome.witness)))
     return checks
 
@@ -60,7 +60,7 @@ def _check_of(name: str, proof: Proof) -> Check:
     return Check(name=name, ok=proof.holds is not False, detail=proof.detail, checked=checked)
 
 
-def _in_form(problem: Problem, outcome: FormOutcome) -> Problem:
+def _with_parallelism(problem: Problem, outcome: ParallelismOutcome) -> Problem:
     """The problem whose plans the outcome speaks of."""
     update: dict[str, Any] = {"parallel": outcome.parallel}
     if outcome.schedule is not None:
@@ -69,12 +69,12 @@ def _in_form(problem: Problem, outcome: FormOutcome) -> Problem:
 
 
 def _prove(step: CheckedStep, bound_s: float, witness: Witness | None) -> Proof:
-    by_form: dict[str, Callable[[], Proof]] = {
+    by_parallelism: dict[str, Callable[[], Proof]] = {
         "pipeline": lambda: lower_bound.prove(step.facts, bound_s, witness),
         "hybrid": lambda: prove_hybrid(step, bound_s, witness),
         "data": lambda: prove_data(step, bound_s, _priced(step, witness)),
     }
-    return by_form[step.problem.parallel]()
+    return by_parallelism[step.problem.parallel]()
 
 
 def _priced(step: CheckedStep, witness: Witness | None) -> dict[frozenset[str], float]:

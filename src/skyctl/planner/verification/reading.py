@@ -79,7 +79,7 @@ def read_plan(problem: Problem, plan: Plan) -> ReadPlan:
     Raises:
         InputError: they are not what a plan of this problem can have: the message says what is wrong.
     """
-    _require_form(problem)
+    _require_parallelism(problem)
     rows = tuple(_read_row(problem, n, pipeline) for n, pipeline in enumerate(plan.pipelines))
     devices = [stage.device for row in rows for stage in row]
     if len(set(devices)) < len(devices):
@@ -122,8 +122,8 @@ def held_together(problem: Problem, rows: Sequence[Row]) -> list[tuple[int, int,
     return out
 
 
-def _require_form(problem: Problem) -> None:
-    """Raises InputError where the problem asks for what plans of its form do not have."""
+def _require_parallelism(problem: Problem) -> None:
+    """Raises InputError where the problem asks for what plans of its parallelism do not have."""
     if problem.parallel == "pipeline" and not problem.rhythm.is_rounds:
         return
     if problem.schedule not in ("1f1b", "sequential") or problem.objective != "iteration":
@@ -159,7 +159,7 @@ def _read_row(problem: Problem, number: int, pipeline: Pipeline) -> Row:
 
 
 def _require_shares(problem: Problem, rows: Sequence[Row]) -> None:
-    """Raises InputError where shares are not the step's, or the pipelines not of the problem's form."""
+    """Raises InputError where shares are not the step's, or pipelines not of the problem's parallelism."""
     shares, wanted = [row[0].microbatches for row in rows], problem.microbatches
     rounds = problem.rhythm.is_rounds
     whole = set(shares) == {wanted} if rounds and problem.owners is not None else sum(shares) == wanted

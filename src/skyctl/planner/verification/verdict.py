@@ -1,4 +1,4 @@
-"""What a verification says, and the checks that plans of every form have in common."""
+"""What a verification says, and the checks that plans of every parallelism have in common."""
 
 from __future__ import annotations
 

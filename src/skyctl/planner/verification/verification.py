@@ -1,4 +1,4 @@
-"""Re-checks a plan and its certificate from the records alone: one way for plans of every form and rhythm.
+"""Re-checks a plan and its certificate from the records alone: one way for every parallelism and rhythm.
 
 Shared with the planner is the contract itself: the records and ``schedule``. Stages, routes, times, memory
 and bounds are read and added up anew.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyctl.errors import InputError
-from skyctl.planner.verification.bounds import check_bounds, check_forms
+from skyctl.planner.verification.bounds import check_bounds, check_parallelisms
 from skyctl.planner.verification.reading import ReadPlan, read_plan, read_stages
 from skyctl.planner.verification.round_step import play_round
 from skyctl.planner.verification.routes import children
@@ -47,7 +47,7 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     same = problem == plan.problem
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
     checks += check_claims(problem, plan)
-    checks += check_forms(problem, plan) if same else []
+    checks += check_parallelisms(problem, plan) if same else []
     checks += _check_plan(problem, plan)
     return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
 
@@ -118,7 +118,7 @@ def _in_flight(problem: Problem, read: ReadPlan) -> Check:
 
 
 def _recompute(problem: Problem, read: ReadPlan) -> Check:
-    """Stages recompute only where the problem and the form let them, and put nothing off then."""
+    """Stages recompute only where the problem and the parallelism let them, and put nothing off then."""
     side_by_side = problem.parallel == "hybrid" or problem.rhythm.is_rounds
     for number, stage in enumerate(read.held):
         wrong = None

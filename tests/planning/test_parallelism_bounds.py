@@ -1,17 +1,19 @@
-"""What a plan says of the forms it was chosen among is proved again by ``verify``, or refused by form."""
+"""A plan's bounds of the parallelisms it was chosen among are proved again by ``verify``, or refused."""
 
 import pytest
 from tests.planner.hybrid_problems import random_hybrid_problem
 
 from skyctl import plan, verify
-from skyctl.planning.form_choice import choose_form
+from skyctl.planning.parallelism_choice import choose_parallelism
 
 
 @pytest.fixture(scope="module")
 def chosen():
     problem = random_hybrid_problem(4, devices=(4, 4), layers=(4, 4), microbatches=(4, 4))
-    return choose_form(
-        lambda form, s: plan(problem.model_copy(update={"parallel": form}), time_limit_s=s), {}, 20
+    return choose_parallelism(
+        lambda parallelism, s: plan(problem.model_copy(update={"parallel": parallelism}), time_limit_s=s),
+        {},
+        20,
     )
 
 
@@ -23,7 +25,7 @@ def checks_of(planned):
     }
 
 
-def test_bounds_of_all_forms_are_proved_again(chosen):
+def test_bounds_of_all_parallelisms_are_proved_again(chosen):
     checks = checks_of(chosen)
     assert list(checks) == ["form pipeline", "form data", "form hybrid"]
     assert all(check.ok for check in checks.values()), checks
@@ -31,17 +33,17 @@ def test_bounds_of_all_forms_are_proved_again(chosen):
     assert any(check.checked for check in checks.values())
 
 
-@pytest.mark.parametrize("form", ["pipeline", "data", "hybrid"])
-def test_a_bound_above_what_was_found_is_refused(chosen, form):
+@pytest.mark.parametrize("parallelism", ["pipeline", "data", "hybrid"])
+def test_a_bound_above_what_was_found_is_refused(chosen, parallelism):
     forged = [
         outcome.model_copy(update={"lower_bound_s": outcome.iteration_s * 1.01})
-        if outcome.parallel == form
+        if outcome.parallel == parallelism
         else outcome
         for outcome in chosen.forms
     ]
     forged_plan = chosen.model_copy(update={"forms": tuple(forged)})
     checks = checks_of(forged_plan)
-    assert not checks[f"form {form}"].ok
+    assert not checks[f"form {parallelism}"].ok
     assert not verify(forged_plan.problem, forged_plan).ok
 
 
@@ -60,7 +62,7 @@ def test_a_bound_that_is_too_high_is_not_taken_for_proved_where_the_step_is_forg
     assert not any(check.ok and check.checked for check in others), others
 
 
-def test_the_plans_own_form_says_its_own_step(chosen):
+def test_the_plans_own_parallelism_says_its_own_step(chosen):
     forged = [
         outcome.model_copy(update={"iteration_s": outcome.iteration_s * 2})
         if outcome.parallel == chosen.problem.parallel

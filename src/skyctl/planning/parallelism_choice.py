@@ -1,9 +1,9 @@
-"""Which form of plans: what each comes to for the same batch, and the simplest that is hardly slower.
+"""Which parallelism: what each comes to for the same batch, and the simplest that is hardly slower.
 
 A plan is simpler the less can go wrong with it: one device needs no other; with data parallelism the devices
 meet once a step, and each has the whole model if the others are lost; in a pipeline every microbatch waits
 for every link; several pipelines have both kinds of traffic. The order goes by what a plan is, not by the
-form it was looked for in.
+parallelism it was looked for in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from skyctl.errors import InfeasibleError, InputError, UndecidedError, WorkloadError
 from skyctl.planner.problem_parts import with_devices
 from skyctl.planning.schedule_choice import NEAR_BEST
-from skyctl.records.plan import FormOutcome, Plan
+from skyctl.records.plan import ParallelismOutcome, Plan
 from skyctl.records.problem import Objective, Parallel, Problem, SyncRoutes
 from skyctl.records.rhythm import Rhythm
 
@@ -28,25 +28,25 @@ ParallelChoice = Parallel | Literal["auto"]
 DATA: Parallel = "data"
 HYBRID: Parallel = "hybrid"
 PIPELINE: Parallel = "pipeline"
-FORMS: tuple[Parallel, ...] = get_args(Parallel)
+PARALLELISMS: tuple[Parallel, ...] = get_args(Parallel)
 STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
 """Schedules that order a pipeline's stages: those that plans of several pipelines can't have."""
 REPLICAS_ONLY: tuple[SyncRoutes, ...] = ("server", "trees")
 """Routes between devices that hold all layers each: those that hybrids don't have."""
 
-FormSearch = Callable[[Parallel, float], Plan]
-"""(form, time limit in seconds) → its best plan; raises InfeasibleError or UndecidedError."""
+ParallelismSearch = Callable[[Parallel, float], Plan]
+"""(parallelism, time limit in seconds) → its best plan; raises InfeasibleError or UndecidedError."""
 
 
 @dataclass(frozen=True)
-class FormResult:
-    """What looking for plans of one form came to.
+class ParallelismResult:
+    """What looking for plans of one parallelism came to.
 
     Attributes:
         plan: the best that was found.
         reason: why there is none.
         fits: False: proved that none fits the devices.
-        looked: False: what was asked for does not go with the form.
+        looked: False: what was asked for does not go with the parallelism.
     """
 
     parallel: Parallel
@@ -56,7 +56,7 @@ class FormResult:
     looked: bool = True
 
 
-def form_contradictions(
+def parallelism_contradictions(
     *,
     schedule: str | None,
     objective: Objective | None,
@@ -66,7 +66,7 @@ def form_contradictions(
     helpers: bool,
     whole_blocks: bool,
 ) -> dict[Parallel, str]:
-    """By form that does not go with what was asked for, why not; forms that do are left out.
+    """By parallelism that does not go with what was asked for, why not; parallelisms that do are left out.
 
     Args:
         schedule: as asked for; None or ``auto``: any.
@@ -99,14 +99,14 @@ def form_contradictions(
     return reasons
 
 
-def forms_not_exported(trainer: str) -> dict[Parallel, str]:
-    """The forms that another trainer does not take, and why; ``trainer``: as --export names it."""
+def parallelisms_not_exported(trainer: str) -> dict[Parallel, str]:
+    """The parallelisms that another trainer does not take, and why; ``trainer``: as --export names it."""
     reason = f"--export {trainer}: {trainer} takes one pipeline"
     return {DATA: reason, HYBRID: reason}
 
 
-def forms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
-    """The forms that can't train a model of these layers, as its gradients can't be summed, and why."""
+def parallelisms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
+    """The parallelisms that can't train a model of these layers, whose gradients can't be summed, and why."""
     from skyctl.worker.sums.summed_gradients import check_summable
 
     try:
@@ -116,43 +116,43 @@ def forms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
     return {}
 
 
-def choose_form(search: FormSearch, left_out: Mapping[Parallel, str], limit_s: float) -> Plan:
-    """The simplest plan within ``NEAR_BEST`` of the fastest of all forms; it says what each form came to.
+def choose_parallelism(search: ParallelismSearch, left_out: Mapping[Parallel, str], limit_s: float) -> Plan:
+    """The simplest plan within ``NEAR_BEST`` of the fastest of all; it says what each parallelism came to.
 
     Args:
-        left_out: forms that are not looked at, and why.
-        limit_s: seconds for all forms together; each gets an equal part of what is left.
+        left_out: parallelisms that are not looked at, and why.
+        limit_s: seconds for all parallelisms together; each gets an equal part of what is left.
 
     Raises:
-        InputError: no form is left.
-        InfeasibleError: proved for every form that is left.
+        InputError: no parallelism is left.
+        InfeasibleError: proved for every parallelism that is left.
         UndecidedError: for some nothing was found, and nothing proved.
     """
     deadline = time.perf_counter() + limit_s
     results = []
-    wanted = [form for form in FORMS if form not in left_out]
-    for form in FORMS:
-        if form in left_out:
-            results.append(FormResult(form, reason=left_out[form], looked=False))
+    wanted = [parallelism for parallelism in PARALLELISMS if parallelism not in left_out]
+    for parallelism in PARALLELISMS:
+        if parallelism in left_out:
+            results.append(ParallelismResult(parallelism, reason=left_out[parallelism], looked=False))
             continue
         left_s = max(0.0, deadline - time.perf_counter())
-        results.append(look_for(form, search, left_s / (len(wanted) - wanted.index(form))))
+        results.append(look_for(parallelism, search, left_s / (len(wanted) - wanted.index(parallelism))))
     chosen = choose_among(results)
     if chosen is None:
         raise _failure(results)
     return chosen
 
 
-def look_for(form: Parallel, search: FormSearch, limit_s: float) -> FormResult:
-    """What looking for plans of one form comes to."""
+def look_for(parallelism: Parallel, search: ParallelismSearch, limit_s: float) -> ParallelismResult:
+    """What looking for plans of one parallelism comes to."""
     try:
-        return FormResult(form, search(form, limit_s))
+        return ParallelismResult(parallelism, search(parallelism, limit_s))
     except (InfeasibleError, UndecidedError) as exc:
-        return FormResult(form, reason=exc.message, fits=not isinstance(exc, InfeasibleError))
+        return ParallelismResult(parallelism, reason=exc.message, fits=not isinstance(exc, InfeasibleError))
 
 
-def in_form(problem: Problem, parallel: Parallel) -> Problem:
-    """The same problem for plans of another form; one of rounds has no other.
+def with_parallelism(problem: Problem, parallel: Parallel) -> Problem:
+    """The same problem for plans of another parallelism; one of rounds has no other.
 
     A pipeline's has no devices that are to hold nothing, and no rhythm of sums; that of several pipelines has
     no schedule that only one can have. A parameter server is between devices that hold all layers each, so
@@ -181,17 +181,17 @@ def in_form(problem: Problem, parallel: Parallel) -> Problem:
     return problem.model_copy(update=update)
 
 
-def choose_among(results: Sequence[FormResult]) -> Plan | None:
-    """The simplest plan within ``NEAR_BEST`` of the fastest, with what each form came to; None: no plan.
+def choose_among(results: Sequence[ParallelismResult]) -> Plan | None:
+    """The simplest plan within ``NEAR_BEST`` of the fastest, with what each came to; None: no plan.
 
-    Of plans as simple it is the one of the form that comes first.
+    Of plans as simple it is the one of the parallelism that comes first.
     """
     plans = [result.plan for result in results if result.plan is not None and result.looked]
     if not plans:
         return None
     limit_s = min(plan.step_s for plan in plans) * (1 + NEAR_BEST)
     near = [plan for plan in plans if plan.step_s <= limit_s]
-    chosen = min(near, key=lambda plan: (intricacy(plan), FORMS.index(plan.problem.parallel)))
+    chosen = min(near, key=lambda plan: (intricacy(plan), PARALLELISMS.index(plan.problem.parallel)))
     return chosen.model_copy(update={"forms": tuple(_outcome(result, chosen) for result in results)})
 
 
@@ -205,15 +205,15 @@ def intricacy(plan: Plan) -> int:
     return 1 if len(plan.pipelines) == stages else 3
 
 
-def _outcome(result: FormResult, chosen: Plan) -> FormOutcome:
+def _outcome(result: ParallelismResult, chosen: Plan) -> ParallelismOutcome:
     """As the plan that was chosen records it.
 
-    A form's bound is kept where its problem has the chosen one's microbatches: only then can it be found
-    again from the plan.
+    A parallelism's bound is kept where its problem has the chosen one's microbatches: only then can it be
+    found again from the plan.
     """
     plan = result.plan if result.looked else None
     if plan is None:
-        return FormOutcome(
+        return ParallelismOutcome(
             parallel=result.parallel,
             fits=result.fits,
             iteration_s=None,
@@ -223,7 +223,7 @@ def _outcome(result: FormResult, chosen: Plan) -> FormOutcome:
     sure = plan.certificate
     comparable = plan.problem.microbatches == chosen.problem.microbatches
     bound_s = sure.lower_bound_s if comparable and plan.problem.objective == "iteration" else None
-    return FormOutcome(
+    return ParallelismOutcome(
         parallel=result.parallel,
         fits=True,
         iteration_s=plan.predicted.iteration_s,
@@ -233,8 +233,8 @@ def _outcome(result: FormResult, chosen: Plan) -> FormOutcome:
     )
 
 
-def _failure(results: Sequence[FormResult]) -> InfeasibleError | UndecidedError | InputError:
-    """The error to raise where no form has a plan."""
+def _failure(results: Sequence[ParallelismResult]) -> InfeasibleError | UndecidedError | InputError:
+    """The error to raise where no parallelism has a plan."""
     looked = [result for result in results if result.looked]
     each = "".join(f"\n  {result.parallel}: {result.reason}" for result in results)
     if not looked:
