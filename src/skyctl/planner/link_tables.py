@@ -82,7 +82,7 @@ class LinkTables:
         self._problem = problem
         self.devices = len(problem.devices)
         self._index = {device.id: d for d, device in enumerate(problem.devices)}
-        self._known: dict[DevicePair, LinkCost] = {}
+        self._costs: dict[DevicePair, LinkCost] = {}
 
     @cached_property
     def _ends(self) -> Ints:
@@ -149,9 +149,9 @@ class LinkTables:
     def message_cost(self, source: int, target: int) -> LinkCost:
         """What activations from one device to another cost."""
         pair = source, target
-        cost = self._known.get(pair)
+        cost = self._costs.get(pair)
         if cost is None:
-            cost = self._known[pair] = LinkCost(
+            cost = self._costs[pair] = LinkCost(
                 self.latency_s.item(pair),
                 self.message_byte_s.item(pair),
                 tuple(self.message_slots.of(source * self.devices + target)),

@@ -96,7 +96,7 @@ class Late(Alone):
 
     def __init__(self, layer_bench: LayerBench, rounds: int) -> None:
         super().__init__()
-        self._found, self._rounds = layer_bench, rounds
+        self._layer_bench, self._rounds = layer_bench, rounds
         self.before: list[int] = []
 
     def progress(self, done: int, of: int, what: str) -> None:
@@ -106,7 +106,7 @@ class Late(Alone):
     def count_s(self) -> float | None:
         if self._rounds > 0:
             return None
-        self.before = self.before or [len(self._found.bench.layer_samples.samples_of((1, 2)))]
+        self.before = self.before or [len(self._layer_bench.bench.layer_samples.samples_of((1, 2)))]
         return 0.0
 
     def stopped(self) -> bool:

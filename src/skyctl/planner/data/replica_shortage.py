@@ -90,7 +90,7 @@ def raise_if_short(model: ReplicaCosts, layout: Layout, what: str) -> NoReturn:
                 f"{what}: the whole model does not fit: {shortage_words(model, d, children.get(d, 0))}",
                 hint=_hint(model, OTHER_STRATEGY),
             )
-    raise AssertionError("every holder has the memory")
+    raise AssertionError("every replica has the memory")
 
 
 def raise_too_few_microbatches(model: ReplicaCosts, count: int) -> NoReturn:

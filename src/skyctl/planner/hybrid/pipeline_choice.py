@@ -25,7 +25,7 @@ class PipelineChoice:
 
     def __init__(self, model: HybridModel) -> None:
         self.model = model
-        self._known: dict[tuple[tuple[int, ...], int], Placement | None] = {}
+        self._placements: dict[tuple[tuple[int, ...], int], Placement | None] = {}
 
     def best(self, devices: tuple[int, ...], share: int) -> Placement | None:
         """A good pipeline over all of these devices, ascending; None: none that fits was found."""
@@ -38,9 +38,9 @@ class PipelineChoice:
 
     def _solved(self, devices: tuple[int, ...], share: int) -> Placement | None:
         key = (devices, share)
-        if key not in self._known:
-            self._known[key] = self._solve(devices, share)
-        return self._known[key]
+        if key not in self._placements:
+            self._placements[key] = self._solve(devices, share)
+        return self._placements[key]
 
     def _solve(self, devices: tuple[int, ...], share: int) -> Placement | None:
         costs = self.model.costs(share)

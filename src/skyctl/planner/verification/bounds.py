@@ -92,10 +92,10 @@ def _check_prices(step: CheckedStep, witness: Witness | None) -> list[Check]:
         return []
     proved = _priced(step, witness)
     for price in witness.route_prices:
-        found_s = proved.get(frozenset(price.devices), 0.0)
-        if price.byte_s > found_s * (1 + TOLERANCE):
+        proved_s = proved.get(frozenset(price.devices), 0.0)
+        if price.byte_s > proved_s * (1 + TOLERANCE):
             detail = (
-                f"the prices for {', '.join(price.devices)} prove {found_s:.6g} s a byte, "
+                f"the prices for {', '.join(price.devices)} prove {proved_s:.6g} s a byte, "
                 f"{price.byte_s:.6g} are claimed"
             )
             return [Check(name="prices", ok=False, detail=detail)]

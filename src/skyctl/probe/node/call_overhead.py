@@ -74,9 +74,9 @@ class CallOverhead:
 
     def seconds(self, by_cpu: bool) -> float:
         """The overhead by that clock; 0 where it is hardly above its error, never all of a window's time."""
-        found_s, error_s = self._mean_and_error(by_cpu)
+        mean_s, error_s = self._mean_and_error(by_cpu)
         most_s = (1 - LEAST_OWN_SHARE) * self._whole_s(by_cpu)
-        return min(found_s, most_s) if found_s > SIGNIFICANCE * error_s else 0.0
+        return min(mean_s, most_s) if mean_s > SIGNIFICANCE * error_s else 0.0
 
     def known(self, by_cpu: bool) -> bool:
         """Whether the overhead is known within ``ENOUGH_SHARE`` of a layer."""

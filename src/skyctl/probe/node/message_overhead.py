@@ -200,13 +200,13 @@ class _StageThread:
                 pair.close()
 
     def _steps(self) -> None:
-        with Path(os.devnull).open("wb", buffering=0) as self._told:
+        with Path(os.devnull).open("wb", buffering=0) as self._sink:
             self._loop.run(Prefetcher(itertools.repeat(self._batch)), 0, STEPS)
         self._loop.executor.drain()
 
     def _end_step(self, event: dict[str, Any]) -> None:
         """Tells of a step as a rank does; the end of the first is waited for on all stages."""
-        write_frame(self._told, event)
+        write_frame(self._sink, event)
         if not self._is_warm:
             self._is_warm = True
             self._warm.wait(TIMEOUT_S)
