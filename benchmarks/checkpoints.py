@@ -18,10 +18,15 @@ from typing import Any
 import torch
 from runs.driver import worker_driver
 
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.shard_client import ReplicatorAddress, ReplicatorCredentials, ShardClient, fetch_shards
-from skyctl.checkpoint.shard_server import ShardServer
-from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.shard_client import (
+    ReplicatorAddress,
+    ReplicatorCredentials,
+    ShardClient,
+    fetch_shards,
+)
+from skyctl.checkpoint.node.shard_server import ShardServer
+from skyctl.checkpoint.node.shards import ShardStamp, StageState
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyctl.agent.task_events import LogEvent, read_event, to_message
-from skyctl.checkpoint.replicator_events import CopiedShard, LayersReplicated, ReplicatorListening
+from skyctl.checkpoint.node.replicator_events import LayersReplicated, ReplicatorListening, ShardDigest
 from skyctl.errors import ProtocolError
 from skyctl.worker.rank_events import (
     CheckpointEvent,
@@ -16,7 +16,6 @@ from skyctl.worker.rank_events import (
     StepEvent,
     SumSizes,
     ValidationEvent,
-    WrittenShard,
 )
 
 from ..helpers.events import step_event
@@ -34,12 +33,12 @@ def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
     [
         LogEvent("a line"),
         step_event(3, grad_norm=1.5, peak_memory_bytes=2**30),
-        CheckpointEvent(20, {0: WrittenShard(SHA256, 10), 7: WrittenShard(SHA256, 20)}, 0.5, ("a note",)),
+        CheckpointEvent(20, {0: ShardDigest(SHA256, 10), 7: ShardDigest(SHA256, 20)}, 0.5, ("a note",)),
         CheckpointEvent(20, {}, 0.5, error="the disk is full"),
         ReadyEvent(SumSizes((7_000_000_000, 5), 200, 0)),
         ValidationEvent(4, 0.5, 0.1),
         ValidationEvent(4, 0.5, 0.1, {"accuracy": 0.5, "f1/macro": None}),
-        LayersReplicated(20, 1, "b", {3: CopiedShard(SHA256, 10)}, 10, 0.1),
+        LayersReplicated(20, 1, "b", {3: ShardDigest(SHA256, 10)}, 10, 0.1),
         ReplicatorListening("192.0.2.1", 4000, (10, 20)),
     ],
 )

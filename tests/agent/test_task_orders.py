@@ -11,8 +11,8 @@ import pytest
 
 from skyctl.agent.node_package import code_digest
 from skyctl.agent.task_orders import read_order, read_request, write_order, write_request
-from skyctl.checkpoint.replicator_order import ReplicatorOrder
-from skyctl.checkpoint.replicator_requests import (
+from skyctl.checkpoint.node.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.node.replicator_requests import (
     AdoptRequest,
     FollowedPeer,
     FollowRequest,

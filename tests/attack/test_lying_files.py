@@ -96,7 +96,7 @@ def test_of_a_file_that_is_too_large_nothing_is_taken(tmp_path: Path) -> None:
 def test_weights_that_are_not_its_own(tmp_path: Path) -> None:
     import torch
 
-    from skyctl.checkpoint import safetensors
+    from skyctl.checkpoint.node import safetensors
 
     spec = rank_spec(1, lies.LIAR, rank_order(layers=[2, 4]))
     file = tmp_path / "part"

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from skyctl.agent.frames import FrameError
-from skyctl.checkpoint.replicator_requests import ListRequest
+from skyctl.checkpoint.launcher.replicator_group import ReplicatorGroup
+from skyctl.checkpoint.launcher.replicator_messages import ReplicatorEnded
+from skyctl.checkpoint.node.replicator_requests import ListRequest
 from skyctl.errors import ProtocolError, RunError, SkyctlError, WorkloadError
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import NodeSession
 from skyctl.remote.agent_messages import AgentHello, parse_agent_message
-from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
-from skyctl.run.checkpoints.replicator_messages import ReplicatorEnded
 from skyctl.run.plan_update import observed_slowdowns
 from skyctl.run.step_metrics import build_measurement, with_differences
 
@@ -173,8 +173,8 @@ def test_what_a_replicator_sends() -> None:
     ],
 )
 def test_an_answer_that_none_would_give(answer: lies.Message, words: str) -> None:
+    from skyctl.checkpoint.launcher.replicator_messages import REPLICATOR_KINDS, ReplicatorRequests
     from skyctl.remote.remote_task import read_task_message
-    from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS, ReplicatorRequests
 
     orders = ReplicatorRequests({0: 1000})
     orders.give(orders.next_number(), lies.LIAR)

@@ -17,10 +17,10 @@ from typing import Any
 
 from skyctl.agent.frames import read_frame, write_frame
 from skyctl.agent.task_orders import write_order
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import FileDigest
-from skyctl.checkpoint.replicator_order import ReplicatorOrder
-from skyctl.checkpoint.shard_client import ReplicatorCredentials
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.atomic_file import FileDigest
+from skyctl.checkpoint.node.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.node.shard_client import ReplicatorCredentials
 from skyctl.transport.tls_identity import TlsIdentity
 
 SECRET = "between the two of us"
@@ -32,7 +32,7 @@ import socket, sys
 from pathlib import Path
 from skyctl.agent.task_runner import TaskChannel, make_error_event
 from skyctl.agent.frames import write_frame
-from skyctl.checkpoint import replicator
+from skyctl.checkpoint.node import replicator
 channel = TaskChannel(socket.socket(fileno=int(sys.argv[1])), Path("."), Path("."))
 try:
     result = replicator.main(channel.recv()[0]["payload"], channel)

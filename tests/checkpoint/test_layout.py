@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.atomic_file import FileDigest, atomic_writer
 from skyctl.errors import RecordError, SkyctlError
 
 
@@ -134,8 +134,8 @@ def test_a_folder_that_cant_be_made_is_an_error_of_ours(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import atomic_writer
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.atomic_file import atomic_writer
 folder = Path(sys.argv[1])
 step = 0
 while True:

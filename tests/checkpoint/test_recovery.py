@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyctl.checkpoint.layout import HeldShard
-from skyctl.checkpoint.recovery import (
+from skyctl.checkpoint.node.layout import HeldShard
+from skyctl.checkpoint.node.recovery import (
     RestorePoint,
     ShardSource,
     ShardTransfer,

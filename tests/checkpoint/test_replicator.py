@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.replicator_process import PATIENCE_S, Nodes, put, request, whole
 
-from skyctl.checkpoint import layout
+from skyctl.checkpoint.node import layout
 from skyctl.remote.credentials import make_tls_certificate
 
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from skyctl.checkpoint import safetensors as own
+from skyctl.checkpoint.node import safetensors as own
 from skyctl.errors import RecordError, SkyctlError
 
 TENSORS = {

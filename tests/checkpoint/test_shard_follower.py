@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.checkpoint.replicator_process import SECRET, Nodes, credentials, put, whole
 
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.shard_client import ReplicatorAddress, ShardClient, ShardFollower
-from skyctl.checkpoint.shard_server import ShardServer
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.shard_client import ReplicatorAddress, ShardClient, ShardFollower
+from skyctl.checkpoint.node.shard_server import ShardServer
 
 
 def test_a_follower_takes_what_a_source_goes_on_writing(nodes: Nodes, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from tests.checkpoint.replicator_process import PATIENCE_S, SECRET, Nodes, credentials, put
 
 from skyctl.agent.frames import encode_frame
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.shard_client import (
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.shard_client import (
     ReplicatorAddress,
     ReplicatorUnreachableError,
     ShardClient,
     ShardMissingError,
 )
-from skyctl.checkpoint.shard_server import handshake_purpose
+from skyctl.checkpoint.node.shard_server import handshake_purpose
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.handshake import connect_authenticated

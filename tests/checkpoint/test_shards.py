@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.atomic_file import FileDigest
-from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node.atomic_file import FileDigest
+from skyctl.checkpoint.node.shards import ShardStamp, StageState
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
 from skyctl.workload.mixed_precision import master_of
 

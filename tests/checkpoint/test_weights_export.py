@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.layout import layer_name
-from skyctl.checkpoint.shards import ShardStamp, StageState
-from skyctl.checkpoint.weights_export import export_weights
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node.layout import layer_name
+from skyctl.checkpoint.node.shards import ShardStamp, StageState
+from skyctl.checkpoint.node.weights_export import export_weights
 from skyctl.errors import RecordError
 from skyctl.worker.checkpointer import save_weights
 from skyctl.workload.mixed_precision import master_of

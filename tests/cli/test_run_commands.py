@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.planner.data_problems import data_problem
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.files import RunPaths, write_atomic
 from skyctl.planner.api import plan
 from skyctl.records.base import timestamp

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 
 from ..helpers.processes import left_of_state
 from ..helpers.runs import losses_of

@@ -257,7 +257,7 @@ def tensors(path: Path) -> bytes:
     """A safetensors file with two layers."""
     import torch
 
-    from skyctl.checkpoint.safetensors import save
+    from skyctl.checkpoint.node.safetensors import save
 
     state = {
         "0.weight": torch.ones(2, 3),

@@ -215,7 +215,7 @@ def test_profiles(tmp_path: Path) -> None:
 
 
 def test_checkpoint_headers(tmp_path: Path) -> None:
-    from skyctl.checkpoint.safetensors import read_header
+    from skyctl.checkpoint.node.safetensors import read_header
 
     whole = samples.tensors(tmp_path / "whole.safetensors")
     length = int.from_bytes(whole[:8], "little")

@@ -9,6 +9,7 @@ import pytest
 from tests.learning.profiles import device as measured_device
 from tests.learning.profiles import profile as measured_profile
 
+from skyctl.checkpoint.launcher import policy
 from skyctl.errors import InfeasibleError
 from skyctl.files import save_profile
 from skyctl.learning.problem_from_profile import build_problem
@@ -21,7 +22,6 @@ from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
 from skyctl.run.change_notes import backend_note
-from skyctl.run.checkpoints import policy
 from skyctl.run.plan_update import (
     _from_profile,
     nodes_in,

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.hybrid_plans import hybrid_plan
 from tests.plan_changes import with_stage
 
-from skyctl.checkpoint.recovery import RestorePoint, ShardSource
+from skyctl.checkpoint.node.recovery import RestorePoint, ShardSource
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.pipeline import Pipeline, PlacedStage

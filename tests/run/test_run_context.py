@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from skyctl.checkpoint.launcher.policy import RetentionPolicy
 from skyctl.jobs.training_request import TrainingRequest
 from skyctl.run import run_context
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.checkpoints.policy import RetentionPolicy
 from skyctl.run.run_context import RunContext, RunOptions
 from skyctl.workload.shipped_files import digest_workload
 from skyctl.workload.workload_spec import make_spec

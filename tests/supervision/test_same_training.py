@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.planner.data_problems import data_problem
 
+from skyctl.checkpoint.launcher.stored_run import StoredRun
 from skyctl.errors import InputError
 from skyctl.planner.api import plan
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.rhythm import Rhythm
 from skyctl.run.change_notes import round_notes
 from skyctl.supervision.resume import check_same_training
-from skyctl.supervision.stored_checkpoints import StoredRun
 
 REF = WorkloadRef(source="train.py", digest="0" * 64, batch_size=8, dtype="float32", seed=0)
 ALL = (("n0",), ("n1",), ("n2",))

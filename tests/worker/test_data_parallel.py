@@ -16,7 +16,7 @@ from tests.worker.test_resume import BATCH_NORM
 from tests.worker.test_shared_parameters import TIES
 from tests.worker.workloads import DROPOUT, edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

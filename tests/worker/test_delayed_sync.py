@@ -19,7 +19,7 @@ from tests.worker.test_hybrids import CROSSED, FORMS, rank_orders
 from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import RankOrder
 from skyctl.worker.updates.update_delay import UpdateDelay
 from skyctl.workload.recipe import Recipe

@@ -18,7 +18,7 @@ from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 from torch import nn
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.errors import RunError
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.rank_order import SumGroupOrder, SumOrder

@@ -18,7 +18,7 @@ from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 from torch import nn
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.planner.routes.route_choice import route_choices
 from skyctl.planner.routes.tree_packing import pack_trees

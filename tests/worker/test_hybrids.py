@@ -21,7 +21,7 @@ from tests.worker.test_data_parallel import RANGED, SCHEDULER
 from tests.worker.test_resume import BATCH_NORM
 from tests.worker.workloads import DROPOUT, RAISING, VALIDATION, edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.run.rank_spec import check_plan_fits, rank_specs

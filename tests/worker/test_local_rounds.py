@@ -17,7 +17,7 @@ from tests.worker.test_resume import BATCH_NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, edit_workload
 from torch import nn
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import RankOrder, RoundOptions
 from skyctl.worker.rounds.round_start import RoundStart
 from skyctl.workload.mixed_precision import master_of, to_low_precision

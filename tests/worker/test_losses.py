@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

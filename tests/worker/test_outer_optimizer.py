@@ -19,7 +19,7 @@ from tests.worker.test_resume import BATCH_NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, edit_workload
 from torch import nn
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.errors import RecordError
 from skyctl.worker.rank_order import RankOrder, RoundOptions
 from skyctl.worker.rounds.local_rounds import make_outer_optimizer

@@ -18,7 +18,7 @@ from tests.worker.test_local_rounds import AFFORDS, EXAMPLE, OWN_DATA, affords, 
 from tests.worker.test_shared_parameters import TIES
 from tests.worker.workloads import DROPOUT, edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.records.plan import Plan
 from skyctl.run.rank_spec import check_plan_fits, rank_specs
 from skyctl.workload.recipe import Recipe

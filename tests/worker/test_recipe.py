@@ -16,7 +16,7 @@ from tests.helpers.rounding import rounding
 from tests.worker import reference
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 
-from skyctl.checkpoint import layout
+from skyctl.checkpoint.node import layout
 from skyctl.schedule.actions import SCHEDULES
 from skyctl.workload.recipe import Recipe
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.worker.checkpointer import save_weights
 from skyctl.workload.deferred_init import OperationTape
 from skyctl.workload.layered_model import LayeredModel

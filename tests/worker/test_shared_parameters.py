@@ -14,7 +14,7 @@ from tests.helpers.rounding import rounding
 from tests.worker import reference
 from tests.worker.workloads import edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import RankOrder, RoutePlace, SumGroupOrder, SumOrder
 from skyctl.workload.recipe import Recipe
 

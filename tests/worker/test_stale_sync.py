@@ -18,8 +18,8 @@ from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 from torch import nn
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node.shards import ShardStamp, StageState
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.peer import FIRST_SUM_TAG

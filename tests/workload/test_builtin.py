@@ -154,7 +154,7 @@ def test_runs_with_torch_alone(tmp_path: Path) -> None:
         "assert not any(importlib.util.find_spec(n) for n in ('numpy', 'pydantic', 'yaml', 'rich'))\n"
         "from skyctl.workload.workload import load_workload\n"
         "from skyctl.workload.workload_spec import WorkloadSpec\n"
-        "from skyctl.checkpoint.safetensors import load as read, save\n"
+        "from skyctl.checkpoint.node.safetensors import load as read, save\n"
         "w = load_workload(WorkloadSpec.from_dict(json.loads(sys.argv[1])))\n"
         "assert 'mode' not in w.shapes.__dict__, 'a node with the boundaries needs no fake tensors'\n"
         "layers = w.build(0, w.layers)\n"

@@ -13,7 +13,7 @@ import torch
 from tests.workload.hf import hub_folders
 from torch import Tensor, nn
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.worker.checkpointer import save_weights
 from skyctl.workload.starting_weights import find_stored_weights

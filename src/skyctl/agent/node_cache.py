@@ -6,7 +6,7 @@
     ├── packages/DIGEST.TAG/   skyctl's node side, as it was shipped, with bytecode for one kind of Python
     ├── trees/DIGEST/          the user's workload with the modules next to it
     ├── blobs/DIGEST           single files, such as the text to train on
-    ├── runs/RUN@NODE/         a run's checkpoints, see ``checkpoint.layout``
+    ├── runs/RUN@NODE/         a run's checkpoints, see ``checkpoint.node.layout``
     └── sessions/ID/           one running agent's private folder, removed at its end
 
 All of it is this user's alone (``private_folder``), so what was checked once stays as it was. A tree's digest

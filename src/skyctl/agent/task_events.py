@@ -1,7 +1,7 @@
 """What a task on a node tells the launcher: frozen records, checked where they arrive.
 
 On the wire an event is a JSON object whose ``event`` says its kind. Each kind has one dataclass: a rank's
-in ``worker.rank_events``, a replicator's in ``checkpoint.replicator_events``, a probe's in
+in ``worker.rank_events``, a replicator's in ``checkpoint.node.replicator_events``, a probe's in
 ``probe.node.probe_events``, those of ``check`` in ``check.check_events``, of ``setup`` in
 ``setup.node.setup_events``, what every task prints here. (How a task failed is read by
 ``remote.remote_task``.) The launcher reads an event with ``read_event``; what does not fit its dataclass, in

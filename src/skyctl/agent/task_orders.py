@@ -3,7 +3,7 @@
 On the wire an order is a JSON object: ``order`` says its kind, ``code`` which skyctl has made it, and the
 rest are its fields (``message_fields``). Launcher and node have the same code, so nothing may be missing and
 nothing may be there that the record does not have. Each kind has one dataclass: a rank's and a helper's in
-``worker.rank_order``, a replicator's in ``checkpoint.replicator_order``, a probe's in
+``worker.rank_order``, a replicator's in ``checkpoint.node.replicator_order``, a probe's in
 ``probe.node.probe_order``, those of ``setup`` in ``setup.node.setup_orders``, of ``check`` in
 ``check.check_orders``. A running task gets *requests*: the same, with their kind as ``op``.
 Events, the other direction, are in ``task_events``. Needs the standard library only.

@@ -1,1 +1,1 @@
-"""Weights on disk, keyed by layer: readable by any plan."""
+"""Checkpoints of a run: ``node/`` for nodes and launcher, ``launcher/`` for the launcher alone."""

@@ -24,9 +24,9 @@ from skyctl.cli.options import (
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
+    from skyctl.checkpoint.launcher.replicator_group import ReplicatorGroup
+    from skyctl.checkpoint.launcher.stored_run import StoredRun
     from skyctl.remote.agent_session import Session
-    from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
-    from skyctl.supervision.stored_checkpoints import StoredRun
 
 app = typer.Typer(cls=SkyctlGroup, no_args_is_help=True, help="The checkpoints of a run: ls, export, rm.")
 
@@ -54,7 +54,8 @@ def ls(
     connection: ConnectionOptions,
 ) -> int:
     """List the steps that have checkpoints, and their nodes. Exit 1 where no checkpoint is whole."""
-    from skyctl.supervision.stored_checkpoints import checkpoint_holdings, checkpoint_table, load_run
+    from skyctl.checkpoint.launcher.stored_checkpoints import checkpoint_holdings, checkpoint_table
+    from skyctl.supervision.run_status import load_run
 
     stored_run = load_run(run)
     if run is None:
@@ -118,12 +119,9 @@ def export(
 
     Those that it has ended with, or of its newest checkpoint that is whole, or of --step.
     """
-    from skyctl.supervision.stored_checkpoints import (
-        export_last_weights,
-        gather_checkpoint,
-        load_run,
-        write_weights,
-    )
+    from skyctl.checkpoint.launcher.stored_checkpoints import gather_checkpoint
+    from skyctl.jobs.weight_files import export_last_weights, write_weights
+    from skyctl.supervision.run_status import load_run
 
     stored_run = load_run(run)
     if run is None:
@@ -157,8 +155,9 @@ def rm(
     connection: ConnectionOptions,
 ) -> int:
     """Remove a run's checkpoints from all nodes, and from here. Exit 4 where a node did not answer."""
+    from skyctl.checkpoint.launcher.stored_checkpoints import remove_checkpoints
     from skyctl.supervision.run_lock import acquire_run_lock
-    from skyctl.supervision.stored_checkpoints import load_run, refuse_running, remove_checkpoints
+    from skyctl.supervision.run_status import load_run, refuse_running
 
     stored_run = load_run(run)
     refuse_running(stored_run, "its checkpoints can be removed")
@@ -190,11 +189,11 @@ def connect_replicators(
     offline: bool = False,
 ) -> Iterator[ReachedNodes]:
     """The run's nodes, connected; those that do not answer are warned of."""
+    from skyctl.checkpoint.launcher.replicator_group import REPLICATOR_MODULE
+    from skyctl.checkpoint.launcher.stored_checkpoints import replicators_on
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.records.cluster import node_of
     from skyctl.remote.session_factory import make_connector
-    from skyctl.run.checkpoints.replicator_group import REPLICATOR_MODULE
-    from skyctl.supervision.stored_checkpoints import replicators_on
 
     if offline:
         yield ReachedNodes(None, {}, [])

@@ -9,9 +9,9 @@ from skyctl.cli.command_output import Output
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
+    from skyctl.checkpoint.launcher.stored_run import StoredRun
     from skyctl.cli.run_options import LaunchOptions
     from skyctl.records.run_state import InitialWeights
-    from skyctl.supervision.stored_checkpoints import StoredRun
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """How the names of files with weights end."""
@@ -57,7 +57,7 @@ def _initial_weights(
 
 def _weights_of_run(out: Output, named: str, options: LaunchOptions) -> InitialWeights | None:
     from skyctl.files import run_folder
-    from skyctl.supervision.stored_checkpoints import load_run, refuse_running
+    from skyctl.supervision.run_status import load_run, refuse_running
     from skyctl.workload.workload_spec import similar_files
 
     try:
@@ -91,13 +91,13 @@ def _bring_checkpoint(out: Output, stored_run: StoredRun, options: LaunchOptions
 
     The run's own cluster file says where its nodes are: the new run may have another one.
     """
-    from skyctl.cli.checkpoint_command import connect_replicators
-    from skyctl.supervision.stored_checkpoints import (
+    from skyctl.checkpoint.launcher.stored_checkpoints import (
         checkpoint_holdings,
         checkpoint_table,
         gather_checkpoint,
-        write_weights,
     )
+    from skyctl.cli.checkpoint_command import connect_replicators
+    from skyctl.jobs.weight_files import write_weights
 
     own_file = stored_run.state.cluster_file
     cluster = None if own_file is not None and Path(own_file).is_file() else options.cluster

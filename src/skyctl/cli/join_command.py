@@ -34,7 +34,7 @@ def join(
     from skyctl.records.run_state import ENDED
     from skyctl.run.operator_requests import JoinRequest, leave_request
     from skyctl.run.restart_policy import resume_hint
-    from skyctl.supervision.stored_checkpoints import load_run
+    from skyctl.supervision.run_status import load_run
 
     stored_run = load_run(run)
     if stored_run.state.status in ENDED:

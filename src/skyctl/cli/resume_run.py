@@ -12,10 +12,10 @@ from skyctl.cli.run_options import LaunchOptions, RecipeOptions
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
+    from skyctl.checkpoint.launcher.stored_run import StoredRun
     from skyctl.cli.options import ClusterTarget
     from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.plan import Plan
-    from skyctl.supervision.stored_checkpoints import StoredRun
 
 
 RECIPE_NAMES = tuple(option.name for option in fields(RecipeOptions) if option.name != "learning_rate")
@@ -37,7 +37,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     from skyctl.supervision.run_handle import resumed_run
     from skyctl.supervision.run_lock import acquire_run_lock
     from skyctl.supervision.run_settings import request_of, saved_settings
-    from skyctl.supervision.stored_checkpoints import load_run, refuse_running
+    from skyctl.supervision.run_status import load_run, refuse_running
 
     given = _read_plan(run_id, plan)
     stored_run = load_run(run_id)

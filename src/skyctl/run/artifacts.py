@@ -27,7 +27,7 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
         ProtocolError: what a node has sent are not its rank's layers' weights.
         SkyctlError: a part did not come, or can't be written.
     """
-    from skyctl.checkpoint.safetensors import merge, read_header  # torch: too large for who only watches
+    from skyctl.checkpoint.node.safetensors import merge, read_header  # torch: too large for who only watches
 
     parts: list[Path] = []
     try:
@@ -60,7 +60,7 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
 
 def _check_weights(path: Path, spec: RankSpec) -> None:
     """Raises ProtocolError where a file has not the weights of just this rank's layers."""
-    from skyctl.checkpoint.safetensors import read_header
+    from skyctl.checkpoint.node.safetensors import read_header
 
     layers = spec.layers
     try:

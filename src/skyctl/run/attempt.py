@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from skyctl.checkpoint.recovery import RestorePoint
+from skyctl.checkpoint.launcher import policy, restore
+from skyctl.checkpoint.launcher.replicator_group import run_folder_on_node
+from skyctl.checkpoint.node.recovery import RestorePoint
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.compare.timeline import plan_timeline
 from skyctl.device.cgroup import read_limits
 from skyctl.device.process_memory import private_bytes
@@ -23,8 +26,6 @@ from skyctl.records.plan import Plan
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.callbacks import EventHistory, RankGroupHooks, RunCallbacks
-from skyctl.run.checkpoints import policy, restore
-from skyctl.run.checkpoints.replicator_group import run_folder_on_node
 from skyctl.run.first_steps import with_first_steps
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
@@ -46,7 +47,7 @@ from skyctl.run.step_metrics import (
     with_differences,
 )
 from skyctl.run.sum_claims import planned_numels
-from skyctl.worker.rank_events import EnvironmentEvent, WrittenShard
+from skyctl.worker.rank_events import EnvironmentEvent
 from skyctl.workload.workload_spec import WorkloadSpec
 
 LAST_CHECKPOINT_STEPS = 3.0
@@ -346,7 +347,7 @@ class Attempt:
         self._context.replicate(self._plan)
         self._context.on_tick()
 
-    def _on_checkpoint(self, step: int, shards: dict[int, WrittenShard]) -> None:
+    def _on_checkpoint(self, step: int, shards: dict[int, ShardDigest]) -> None:
         context = self._context
         context.written(step, self._plan)
         context.on_checkpoint(step)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.run.owner_figures import OwnerFigures
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import (
     EnvironmentEvent,
-    WrittenShard,
 )
 
 
@@ -92,5 +92,5 @@ class RankGroupHooks:
 
     message: Callable[[RankSpec, Mapping[str, Any]], bool] = lambda _spec, _message: True
     tick: Callable[[], None] = lambda: None
-    checkpoint: Callable[[int, dict[int, WrittenShard]], None] = lambda _step, _shards: None
+    checkpoint: Callable[[int, dict[int, ShardDigest]], None] = lambda _step, _shards: None
     facts: Callable[[Mapping[int, EnvironmentEvent]], None] = lambda _facts: None

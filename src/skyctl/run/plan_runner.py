@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from skyctl.checkpoint.launcher.policy import shard_limits
 from skyctl.errors import NodeError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.jobs.training_request import TrainingRequest
@@ -32,7 +33,6 @@ from skyctl.remote.base import ConnectOptions
 from skyctl.run.attempt import AdoptedRanks, Attempt
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
 from skyctl.run.change_notes import backend_note, change_notes
-from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, update_attempt
 from skyctl.run.first_steps import KeepPart
 from skyctl.run.operator_requests import JoinRequest, StopRequested, StopRunRequest, take_requests

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.errors import RunError, SkyctlError, WorkloadError
 from skyctl.run.batch_check import REPEATS, same_tensors, step_fault
 from skyctl.run.callbacks import RunCallbacks
@@ -25,7 +26,6 @@ from skyctl.worker.rank_events import (
     StepEvent,
     TensorSketch,
     ValidationEvent,
-    WrittenShard,
 )
 
 DRIFT_TOLERANCE = 5e-3
@@ -50,7 +50,7 @@ class RankReports:
         specs: Sequence[RankSpec],
         collected: StepCollector,
         callbacks: RunCallbacks,
-        on_checkpoint: Callable[[int, dict[int, WrittenShard]], None],
+        on_checkpoint: Callable[[int, dict[int, ShardDigest]], None],
         final: Callable[[SkyctlError], SkyctlError],
     ) -> None:
         self.told = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skyctl.agent.message_fields import with_index
-from skyctl.checkpoint.recovery import RestorePoint
+from skyctl.checkpoint.node.recovery import RestorePoint
 from skyctl.errors import InputError, MismatchError
 from skyctl.planning.backend_choice import backend_of
 from skyctl.records.backend import GLOO

@@ -8,7 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from skyctl.checkpoint.replicator_events import ReplicationFailed
+from skyctl.checkpoint.launcher.mirror import CheckpointMirror, MirrorRequest
+from skyctl.checkpoint.launcher.policy import RetentionPolicy
+from skyctl.checkpoint.launcher.replicator_group import ReplicatorGroup
+from skyctl.checkpoint.launcher.replicator_messages import ReplicatorEnded, ReplicatorNews
+from skyctl.checkpoint.node.replicator_events import ReplicationFailed, ShardDigest
 from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.jobs.training_request import TrainingRequest, shipped_data_changed
 from skyctl.records.backend import Backend
@@ -18,15 +22,10 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.remote.peer_addresses import find_peer_addresses
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
-from skyctl.run.checkpoints.policy import RetentionPolicy
-from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
-from skyctl.run.checkpoints.replicator_messages import ReplicatorEnded, ReplicatorNews
 from skyctl.run.event_sink import EventSink
 from skyctl.run.first_steps import KeepPart
 from skyctl.run.health_monitor import Deadlines
 from skyctl.run.plan_update import nodes_in, writers_in
-from skyctl.worker.rank_events import WrittenShard
 from skyctl.workload.shipped_files import digest_workload, files_to_ship
 
 DEFAULT_REPLICAS = 2
@@ -48,7 +47,7 @@ class RunOptions:
             was made so is always run so).
         backend: what is to carry tensors between ranks, whatever the plan says; None: what it says.
         checkpoint_every: steps from one checkpoint to the next; 0: none; None: chosen
-            (``checkpoints.policy.checkpoint_interval``).
+            (``checkpoint.launcher.policy.checkpoint_interval``).
         keep: checkpoints that are kept.
         replicas: other nodes with a copy of each checkpoint; None: two, or all there are.
         keep_here: copy checkpoints to this machine, too.
@@ -212,7 +211,7 @@ class RunContext:
         self._pin()
 
     def copy_here(
-        self, step: int, node_of_layer: Mapping[int, str], shards: Mapping[int, WrittenShard]
+        self, step: int, node_of_layer: Mapping[int, str], shards: Mapping[int, ShardDigest]
     ) -> None:
         """Copies a checkpoint to this machine, in the background (``--keep-here``)."""
         if self._mirror is None:

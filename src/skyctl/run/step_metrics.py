@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TypedDict
 
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.compare.deviation import find_differences
 from skyctl.learning.observations import tells_layer_times
 from skyctl.records.measurement import (
@@ -30,7 +31,7 @@ from skyctl.run.owner_figures import OwnerFigures, joined_validation, measured_o
 from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.schedule.step_times import MessageTimes
-from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
+from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent
 
 KEPT_STEPS = 5_000
 """Of so many steps that have ended each rank's figures are kept; of those before, loss and time alone. So the
@@ -85,7 +86,7 @@ class StepCollector:
         self.oldest = self.first
         self.last_ranks = self.last_ranks or (self.ranks - 1,)
 
-    def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, WrittenShard] | None:
+    def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, ShardDigest] | None:
         """A rank has written its layers; by layer its file, once every rank has written."""
         events = self._checkpoints.setdefault(event.step, {})
         events[rank] = event

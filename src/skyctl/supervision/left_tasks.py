@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from skyctl.checkpoint.launcher.replicator_messages import REPLICATOR_KINDS
 from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.records.cluster import Node, split_device_id
 from skyctl.remote.remote_task import RemoteTask, read_task_message
-from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS
 from skyctl.run.rank_messages import RANK_KINDS
 from skyctl.run.rank_spec import rank_of_task
 from skyctl.supervision.run_handle import RunHandle

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from skyctl.checkpoint.launcher.stored_run import StoredRun
 from skyctl.errors import (
     InputError,
     MismatchError,
@@ -42,7 +43,6 @@ from skyctl.supervision.run_handle import OnDetach, RunHandle, taken_over_run
 from skyctl.supervision.run_lock import RunLock
 from skyctl.supervision.run_logs import with_supervisor_log
 from skyctl.supervision.run_settings import connect_of, options_of, request_of
-from skyctl.supervision.stored_checkpoints import StoredRun
 from skyctl.workload.shipped_files import digest_workload
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from skyctl.agent.message_fields import Index
+from skyctl.checkpoint.launcher.stored_run import StoredRun
 from skyctl.errors import InputError, ProtocolError, RunError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
 from skyctl.records.clock import age_s
@@ -131,6 +132,36 @@ def inspect_run(run_id: str) -> InspectedRun:
         state = read_record(RunState, paths.state)
     number = state.attempts[-1].number if state.attempts else 1
     return InspectedRun(RunPaths(run_id, number), state, how, who)
+
+
+def load_run(run: str | None) -> StoredRun:
+    """The run that the user named, read from its folder; None: the newest.
+
+    Raises:
+        InputError: there is none, or it was never begun.
+    """
+    found = resolve_run(run)
+    if found.state.is_script:
+        raise InputError(
+            f"run {found.paths.run_id} is of the script {found.state.workload}, which keeps its own "
+            "checkpoints",
+            hint="begin it anew: skyctl run; what its ranks write to --output comes home",
+        )
+    if not found.paths.newest_plan.is_file():
+        raise InputError(
+            f"run {found.paths.run_id} has no plan: it ended before it was begun, and nothing of it is kept",
+            hint="launch it again",
+        )
+    return StoredRun(found.paths, found.state, read_record(Plan, found.paths.newest_plan))
+
+
+def refuse_running(run: StoredRun, what: str) -> None:
+    """Raises InputError where the run has not ended."""
+    if run.state.status not in ENDED:
+        raise InputError(
+            f"run {run.paths.run_id} is {run.state.status}: {what} only once it has ended",
+            hint=f"stop it first: skyctl stop {run.paths.run_id}",
+        )
 
 
 def counted_unit(paths: RunPaths) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from skyctl.checkpoint import layout, safetensors
-from skyctl.checkpoint.atomic_file import FileDigest
-from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.checkpoint.node import layout, safetensors
+from skyctl.checkpoint.node.atomic_file import FileDigest
+from skyctl.checkpoint.node.replicator_events import ShardDigest
+from skyctl.checkpoint.node.shards import ShardStamp, StageState
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
-from skyctl.worker.rank_events import CheckpointEvent, TensorSketch, WrittenShard
+from skyctl.worker.rank_events import CheckpointEvent, TensorSketch
 from skyctl.worker.rank_order import AnyRankOrder, CheckpointOptions, RankOrder
 from skyctl.workload.layered_model import LayeredModel
 from skyctl.workload.mixed_precision import master_of
@@ -94,11 +95,11 @@ class Checkpointer:
             WorkloadError: some state of a layer or of the optimizer can't be saved.
         """
         began = time.perf_counter()
-        layers: dict[int, WrittenShard] = {}
+        layers: dict[int, ShardDigest] = {}
         error = None
         try:
             written = self._write(done) if self._options.writes else {}
-            layers = {layer: WrittenShard(file.sha256, file.size_bytes) for layer, file in written.items()}
+            layers = {layer: ShardDigest(file.sha256, file.size_bytes) for layer, file in written.items()}
             layout.prune_steps(self._options.folder, self._options.keep)
         except WorkloadError:
             raise

@@ -14,16 +14,15 @@ from typing import Annotated, ClassVar
 
 from skyctl.agent.message_fields import (
     AnyNumber,
-    ByteCount,
     Bytes,
     Index,
     Label,
     Matches,
     MaxLength,
     Seconds,
-    Sha256,
     Within,
 )
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.workload.validation_metrics import MAX_METRICS, METRIC_NAME
 
 CONNECT_PHASE = "connect"
@@ -218,14 +217,6 @@ class ValidationEvent:
 
 
 @dataclass(frozen=True)
-class WrittenShard:
-    """One layer's file of a checkpoint."""
-
-    sha256: Sha256
-    bytes: ByteCount
-
-
-@dataclass(frozen=True)
 class CheckpointEvent:
     """The rank has written its layers after ``step`` steps.
 
@@ -236,7 +227,7 @@ class CheckpointEvent:
 
     kind: ClassVar[str] = "checkpoint"
     step: Index
-    layers: Mapping[int, WrittenShard]
+    layers: Mapping[int, ShardDigest]
     wall_s: Seconds
     notes: Annotated[tuple[Label, ...], MaxLength(1000)] = ()
     error: Annotated[str, MaxLength(5000)] | None = None

@@ -230,7 +230,7 @@ class CheckpointOptions:
     """When and where a rank writes checkpoints.
 
     Attributes:
-        folder: the run's checkpoint folder on this node; see ``checkpoint.layout``.
+        folder: the run's checkpoint folder on this node; see ``checkpoint.node.layout``.
         every: steps from one checkpoint to the next; 0: only at an early end, and ``at_end``.
         keep: how many of this node's newest steps are kept, at least 2; 0: all.
         at_end: whether one is written after the run's last step too.

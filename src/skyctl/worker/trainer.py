@@ -11,7 +11,7 @@ from torch import nn
 
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
-from skyctl.checkpoint.shards import StageState
+from skyctl.checkpoint.node.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.worker.batches.batch_sketch import sketch_layers

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from skyctl.agent.node_cache import file_digest
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.errors import RecordError, WorkloadError
 from skyctl.workload.shared_parameters import SharedParameter
 

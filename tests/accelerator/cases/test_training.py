@@ -15,7 +15,7 @@ from tests.worker.sums import ring
 from tests.worker.test_resume import keeping, resuming
 from tests.worker.workloads import DROPOUT, LAYERS, VALIDATION, edit_workload
 
-from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import AnyRankOrder, HelperOrder
 from skyctl.workload.recipe import Recipe
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.workload.hf import hub_folders
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.layout import layer_name
-from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node.layout import layer_name
+from skyctl.checkpoint.node.shards import ShardStamp, StageState
 from skyctl.errors import WorkloadError
 from skyctl.workload import stored_weights
 from skyctl.workload.hf import export, token_data

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint import weights_export as checkpoint
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node import weights_export as checkpoint
 from skyctl.errors import SkyctlError, WorkloadError
 from skyctl.workload import stored_weights
 from skyctl.workload.hf import hub_folder

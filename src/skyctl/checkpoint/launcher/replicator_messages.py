@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skyctl.agent.task_events import DoneEvent, LogEvent
-from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer
-from skyctl.checkpoint.replicator_events import (
+from skyctl.checkpoint.node.recovery import RestorePoint, ShardTransfer
+from skyctl.checkpoint.node.replicator_events import (
     LayersReplicated,
     ReplicationFailed,
     ReplicatorAnswer,
     ReplicatorListening,
 )
-from skyctl.checkpoint.replicator_requests import PullRequest
+from skyctl.checkpoint.node.replicator_requests import PullRequest
 from skyctl.errors import ProtocolError, SkyctlError
 
 _EVENTS = (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed, LogEvent, DoneEvent)

@@ -16,17 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.task_orders import write_order, write_request
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.layout import HeldShard
-from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer, place_replicas, plan_transfers
-from skyctl.checkpoint.replicator_events import (
+from skyctl.checkpoint.launcher.replicator_messages import (
+    REPLICATOR_KINDS,
+    ReplicatorEnded,
+    ReplicatorNews,
+    ReplicatorRequests,
+)
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.layout import HeldShard
+from skyctl.checkpoint.node.recovery import RestorePoint, ShardTransfer, place_replicas, plan_transfers
+from skyctl.checkpoint.node.replicator_events import (
     LayersReplicated,
     ReplicationFailed,
     ReplicatorAnswer,
     ReplicatorListening,
 )
-from skyctl.checkpoint.replicator_order import ReplicatorOrder
-from skyctl.checkpoint.replicator_requests import (
+from skyctl.checkpoint.node.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.node.replicator_requests import (
     AdoptRequest,
     FollowedPeer,
     FollowRequest,
@@ -39,21 +45,15 @@ from skyctl.checkpoint.replicator_requests import (
     StopReplicatorRequest,
     VerifyRequest,
 )
-from skyctl.checkpoint.shard_client import POLL_S
+from skyctl.checkpoint.node.shard_client import POLL_S
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task_message, task_failure_error
 from skyctl.remote.task_group import TaskGroup
-from skyctl.run.checkpoints.replicator_messages import (
-    REPLICATOR_KINDS,
-    ReplicatorEnded,
-    ReplicatorNews,
-    ReplicatorRequests,
-)
 from skyctl.transport.tls_identity import TlsIdentity
 
-REPLICATOR_MODULE = "skyctl.checkpoint.replicator"
+REPLICATOR_MODULE = "skyctl.checkpoint.node.replicator"
 REPLICATOR_TASK = "keeper"
 START_S = 60.0
 LIST_S = 20.0

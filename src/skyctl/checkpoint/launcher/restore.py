@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.recovery import RestorePoint, newest_restore_point
+from skyctl.checkpoint.launcher.replicator_group import LAUNCHER_COPIES, ReplicatorGroup
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.recovery import RestorePoint, newest_restore_point
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
-from skyctl.run.checkpoints.replicator_group import LAUNCHER_COPIES, ReplicatorGroup
 
 
 def layers_by_node(plan: Plan) -> dict[str, set[int]]:

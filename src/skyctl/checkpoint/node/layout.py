@@ -27,7 +27,7 @@ from typing import Any
 
 from skyctl.agent.message_fields import NUMBER_LIMIT
 from skyctl.agent.node_cache import file_digest
-from skyctl.checkpoint.atomic_file import (
+from skyctl.checkpoint.node.atomic_file import (
     FileDigest,
     UnwritableError,
     atomic_writer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyctl.run.checkpoints.policy import RetentionPolicy
+from skyctl.checkpoint.launcher.policy import RetentionPolicy
 
 
 def retention() -> RetentionPolicy:

@@ -14,11 +14,11 @@ from typing import Any
 
 from skyctl.agent.frames import FrameError, read_frame, write_frame
 from skyctl.agent.task_events import to_message
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer
-from skyctl.checkpoint.layout import HeldShard
-from skyctl.checkpoint.replicator_events import CopiedShard, LayersReplicated, ReplicationFailed
-from skyctl.checkpoint.shard_server import HANDSHAKE_TIMEOUT_S, handshake_purpose
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.atomic_file import FileDigest, atomic_writer
+from skyctl.checkpoint.node.layout import HeldShard
+from skyctl.checkpoint.node.replicator_events import LayersReplicated, ReplicationFailed, ShardDigest
+from skyctl.checkpoint.node.shard_server import HANDSHAKE_TIMEOUT_S, handshake_purpose
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.transport.handshake import connect_authenticated, os_error_reason
 from skyctl.transport.tls_identity import TlsIdentity
@@ -382,7 +382,7 @@ class ShardFollower:
             step=step,
             attempt=attempt,
             source=self._address.node,
-            layers={n: CopiedShard(file.sha256, file.size_bytes) for n, file in copied.items()},
+            layers={n: ShardDigest(file.sha256, file.size_bytes) for n, file in copied.items()},
             bytes=sum(file.size_bytes for file in copied.values()),
             wall_s=wall_s,
         )

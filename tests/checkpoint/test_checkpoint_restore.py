@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.helpers.bare_records import OF_MEASUREMENT
 
-from skyctl.checkpoint.layout import HeldShard
-from skyctl.checkpoint.recovery import RestorePoint
+from skyctl.checkpoint.launcher.restore import restore_newest
+from skyctl.checkpoint.node.layout import HeldShard
+from skyctl.checkpoint.node.recovery import RestorePoint
 from skyctl.planner.api import plan
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, Problem
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.checkpoints.restore import restore_newest
 from skyctl.run.step_metrics import StepHistory
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from skyctl.checkpoint.atomic_file import FileDigest, HashingWriter, atomic_writer
+from skyctl.checkpoint.node.atomic_file import FileDigest, HashingWriter, atomic_writer
 from skyctl.errors import RecordError, SkyctlError
 
 HEADER_LIMIT_BYTES = 100_000_000

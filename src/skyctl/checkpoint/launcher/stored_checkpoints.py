@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyctl.agent.node_cache import file_digest
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.recovery import RestorePoint, ShardHoldings, newest_restore_point
-from skyctl.errors import InputError, RunError, SkyctlError
-from skyctl.files import RunPaths, home, make_private, read_record, write_atomic
-from skyctl.records.plan import Plan
-from skyctl.records.run_state import ENDED, RunState
+from skyctl.checkpoint.launcher.policy import shard_limits
+from skyctl.checkpoint.launcher.replicator_group import LAUNCHER_COPIES, ReplicatorGroup, run_folder_on_node
+from skyctl.checkpoint.launcher.stored_run import StoredRun
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.recovery import RestorePoint, ShardHoldings, newest_restore_point
+from skyctl.errors import RunError, SkyctlError
+from skyctl.files import home, make_private, read_record, write_atomic
+from skyctl.records.run_state import RunState
 from skyctl.remote.agent_session import Session
-from skyctl.run.checkpoints.policy import shard_limits
-from skyctl.run.checkpoints.replicator_group import LAUNCHER_COPIES, ReplicatorGroup, run_folder_on_node
-from skyctl.supervision.run_status import resolve_run
-
-STATE_DICT_SUFFIXES = (".pt", ".pth")
-"""How the names of files end that are written as ``torch.save`` does it."""
 
 
 @dataclass(frozen=True)
@@ -33,50 +29,6 @@ class StoredCheckpoint:
     whole: bool
     size_bytes: int
     nodes: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run as its folder on this machine has it."""
-
-    paths: RunPaths
-    state: RunState
-    plan: Plan
-
-    @property
-    def layers(self) -> int:
-        """How many layers the model has."""
-        return len(self.plan.problem.layers)
-
-
-def load_run(run: str | None) -> StoredRun:
-    """The run that the user named, read from its folder; None: the newest.
-
-    Raises:
-        InputError: there is none, or it was never begun.
-    """
-    found = resolve_run(run)
-    if found.state.is_script:
-        raise InputError(
-            f"run {found.paths.run_id} is of the script {found.state.workload}, which keeps its own "
-            "checkpoints",
-            hint="begin it anew: skyctl run; what its ranks write to --output comes home",
-        )
-    if not found.paths.newest_plan.is_file():
-        raise InputError(
-            f"run {found.paths.run_id} has no plan: it ended before it was begun, and nothing of it is kept",
-            hint="launch it again",
-        )
-    return StoredRun(found.paths, found.state, read_record(Plan, found.paths.newest_plan))
-
-
-def refuse_running(run: StoredRun, what: str) -> None:
-    """Raises InputError where the run has not ended."""
-    if run.state.status not in ENDED:
-        raise InputError(
-            f"run {run.paths.run_id} is {run.state.status}: {what} only once it has ended",
-            hint=f"stop it first: skyctl stop {run.paths.run_id}",
-        )
 
 
 @contextmanager
@@ -152,50 +104,6 @@ def _not_whole_error(run: StoredRun, step: int | None, *, any_left: bool) -> Run
         hint = f"the weights that it ended with are in {run.paths.weights}"
     which = f"step {step}" if step is not None else "any step"
     return RunError(f"of {which} of run {run_id} not every layer could be found", hint=hint)
-
-
-def write_weights(source: Path, out: Path, workload: str = "") -> Path:
-    """Writes weights as people want them: what ``out`` is called says how.
-
-    Args:
-        source: a file like a run's weights.safetensors, or a folder with the shards of one step.
-        out: of an ``hf:`` workload a new folder; else a file: ``.pt`` or ``.pth``, a plain state dict as
-            torch saves it; anything else, safetensors.
-        workload: what was trained, as it was typed; "": the file, whatever the workload.
-
-    Returns:
-        What was written.
-
-    Raises:
-        SkyctlError: the disk is full or not writable.
-    """
-    from skyctl.checkpoint import safetensors, weights_export  # late: they need torch
-
-    if workload.startswith("hf:"):
-        from skyctl.workload.hf.export import export_model
-
-        return export_model(source, workload, out)
-    if out.suffix in STATE_DICT_SUFFIXES:
-        with tempfile.TemporaryDirectory(prefix="export-", dir=make_private(home())) as folder:
-            merged = Path(folder) / "weights.safetensors"
-            write_weights(source, merged)
-            safetensors.save_state_dict(merged, out)
-    elif source.is_dir():
-        weights_export.export_weights(source, out)
-    else:
-        safetensors.merge([source], out)
-    return out
-
-
-def export_last_weights(run: StoredRun, out: Path) -> Path | None:
-    """Writes the weights that a run has ended with, which are on this machine (see ``write_weights``).
-
-    Returns:
-        What was written; None where the run has not ended well, or they are gone.
-    """
-    if run.state.status != "done" or not run.paths.weights.is_file():
-        return None
-    return write_weights(run.paths.weights, out, run.state.workload)
 
 
 def _gather(

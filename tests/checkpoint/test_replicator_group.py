@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from skyctl.checkpoint.layout import HeldShard
-from skyctl.checkpoint.recovery import newest_restore_point
+from skyctl.checkpoint.launcher.replicator_group import ReplicatorGroup
+from skyctl.checkpoint.node.layout import HeldShard
+from skyctl.checkpoint.node.recovery import newest_restore_point
 from skyctl.errors import NodeError
 from skyctl.records.cluster import Node
-from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
 from skyctl.run.restart_policy import classify
 
 FAR_S = 30.0

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.atomic_file import FileDigest
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node.atomic_file import FileDigest
 from skyctl.errors import RecordError, WorkloadError
 
 SHARD_FORMAT, SHARD_VERSION = "skyctl/shard", 1

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from skyctl.agent.node_cache import file_digest
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import FileDigest
+from skyctl.checkpoint.launcher.replicator_group import run_folder_on_node
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.atomic_file import FileDigest
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, make_private
 from skyctl.remote.agent_session import Session
-from skyctl.run.checkpoints.replicator_group import run_folder_on_node
-from skyctl.worker.rank_events import WrittenShard
 
 MIRROR_CLOSE_S = 20.0
 
@@ -26,7 +26,7 @@ class MirrorRequest:
     step: int
     attempt: int
     where: Mapping[int, Session]
-    shards: Mapping[int, WrittenShard]
+    shards: Mapping[int, ShardDigest]
 
 
 class CheckpointMirror:

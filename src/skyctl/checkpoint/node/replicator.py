@@ -31,11 +31,11 @@ from skyctl.agent.frames import CHUNK_BYTES
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_orders import read_order, read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
-from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import UnwritableError, atomic_writer
-from skyctl.checkpoint.replicator_events import ReplicatorListening
-from skyctl.checkpoint.replicator_order import ReplicatorOrder
-from skyctl.checkpoint.replicator_requests import (
+from skyctl.checkpoint.node import layout
+from skyctl.checkpoint.node.atomic_file import UnwritableError, atomic_writer
+from skyctl.checkpoint.node.replicator_events import ReplicatorListening
+from skyctl.checkpoint.node.replicator_order import ReplicatorOrder
+from skyctl.checkpoint.node.replicator_requests import (
     REPLICATOR_REQUESTS,
     AdoptRequest,
     FollowRequest,
@@ -47,14 +47,14 @@ from skyctl.checkpoint.replicator_requests import (
     StopReplicatorRequest,
     VerifyRequest,
 )
-from skyctl.checkpoint.shard_client import (
+from skyctl.checkpoint.node.shard_client import (
     ReplicatorAddress,
     ReplicatorCredentials,
     ShardClient,
     ShardFollower,
     fetch_shards,
 )
-from skyctl.checkpoint.shard_server import ShardServer, list_holdings
+from skyctl.checkpoint.node.shard_server import ShardServer, list_holdings
 from skyctl.errors import RecordError, SkyctlError
 
 MAX_TRANSFERS = 4

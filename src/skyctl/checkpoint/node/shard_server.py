@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from skyctl.agent.frames import CHUNK_BYTES, FrameError, read_frame, write_frame
-from skyctl.checkpoint import layout
+from skyctl.checkpoint.node import layout
 from skyctl.errors import SkyctlError
 from skyctl.transport.handshake import (
     AuthenticatedSocket,

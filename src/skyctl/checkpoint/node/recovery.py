@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skyctl.checkpoint.layout import HeldShard
+from skyctl.checkpoint.node.layout import HeldShard
 
 ShardHoldings = Mapping[str, Mapping[int, Mapping[int, HeldShard]]]
 """By node, step and layer: the shards that each node's replicator lists."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.shards import MODEL_PREFIX, SHARD_FORMAT
+from skyctl.checkpoint.node import safetensors
+from skyctl.checkpoint.node.shards import MODEL_PREFIX, SHARD_FORMAT
 from skyctl.errors import RecordError
 
 

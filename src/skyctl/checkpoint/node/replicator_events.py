@@ -45,8 +45,8 @@ class ListedShard:
 
 
 @dataclass(frozen=True)
-class CopiedShard:
-    """One layer's file that was copied."""
+class ShardDigest:
+    """One layer's file of a checkpoint, written or copied."""
 
     sha256: Sha256
     bytes: ByteCount
@@ -78,7 +78,7 @@ class LayersReplicated:
     step: Index
     attempt: Index
     source: Label
-    layers: Mapping[int, CopiedShard]
+    layers: Mapping[int, ShardDigest]
     bytes: ByteCount
     wall_s: Seconds
 
