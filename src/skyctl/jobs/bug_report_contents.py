@@ -160,8 +160,8 @@ def _know_this_machine(redactor: Redactor) -> None:
         user = getpass.getuser()
         redactor.know_as("" if user == "root" else user, "me")
     name = socket.gethostname()
-    for one in (name, name.partition(".")[0]):
-        redactor.know_as("" if one == "localhost" else one, "this-host")
+    for host in (name, name.partition(".")[0]):
+        redactor.know_as("" if host == "localhost" else host, "this-host")
     for key, value in os.environ.items():
         if len(value) >= 4 and names_a_secret(key):
             redactor.know_as(value, "[removed]")
@@ -198,7 +198,7 @@ def _know_run(redactor: Redactor, state: dict[str, Any]) -> None:
         redactor.know("argument", [value for value in values if not _PLAIN_VALUE.fullmatch(value)])
     redactor.know_as(str(state.get("cluster") or ""), "the-cluster")
     with suppress(TypeError, AttributeError, KeyError):
-        redactor.know("node", [one["node"] for one in state.get("sessions", ())])
+        redactor.know("node", [session["node"] for session in state.get("sessions", ())])
         devices = [device for attempt in state.get("attempts", ()) for device in attempt.get("devices", ())]
         redactor.know("node", [device.partition("/")[0] for device in devices])
 

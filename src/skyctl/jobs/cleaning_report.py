@@ -100,7 +100,7 @@ def _group_by_cache(nodes: Sequence[Node], *, this_machine: bool) -> list[tuple[
     if this_machine and default_cache_root().exists():
         nodes = [*nodes, Node(name=THIS_MACHINE, transport="local")]
     local: dict[tuple[str | None, ...], list[str]] = {}
-    found = []
+    groups = []
     for node in nodes:
         place = tuple(node.env.get(key, os.environ.get(key)) for key in ("XDG_CACHE_HOME", "HOME"))
         if node.transport == "local" and place in local:
@@ -109,8 +109,8 @@ def _group_by_cache(nodes: Sequence[Node], *, this_machine: bool) -> list[tuple[
         others: list[str] = []
         if node.transport == "local":
             local[place] = others
-        found.append((node, others))
-    return found
+        groups.append((node, others))
+    return groups
 
 
 def _outcome(
@@ -120,13 +120,13 @@ def _outcome(
     environments: Mapping[str, NodeOutcome],
 ) -> NodeCleaning:
     removals = [environments[name] for name in (node.name, *shared_by) if name in environments]
-    failure = next((one for one in removals if one.status == "failed"), None)
+    failure = next((removal for removal in removals if removal.status == "failed"), None)
     error, hint = (failure.error, failure.hint) if failure is not None else (None, None)
     if isinstance(cleaned, SkyctlError):
         error, hint, cleaned = cleaned.message, cleaned.hint, ()
-    gone = [one for one in removals if one.status in ("removed", "lacking")]
+    gone = [removal for removal in removals if removal.status in ("removed", "lacking")]
     if gone:
-        size = int(sum(one.size_bytes or 0 for one in gone))
+        size = int(sum(removal.size_bytes or 0 for removal in gone))
         kind = CleanedKind(what="environments", removed=len(gone), freed_bytes=size, kept=0, kept_bytes=0)
         cleaned = (*cleaned, kind)
     return NodeCleaning(

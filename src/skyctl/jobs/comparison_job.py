@@ -102,10 +102,10 @@ class ComparisonJob:
         measured number of microbatches and schedule are fastest there, with ``auto``, and without the rhythm,
         of those that ``options`` leave.
         """
-        found = self._with_forms(profile, options, outcomes)
-        if not found or _is_plain(options):
-            return found
-        *before, last = found
+        with_forms = self._with_forms(profile, options, outcomes)
+        if not with_forms or _is_plain(options):
+            return with_forms
+        *before, last = with_forms
         return [*before, self._synchronous(profile, options, last.plan), last]
 
     def _synchronous(self, profile: Profile, options: PlanOptions, best: Plan | None) -> StrategyOutcome:
@@ -139,7 +139,7 @@ class ComparisonJob:
         The best pipeline is what that strategy had. Forms that do not go with what is asked for have no row.
         """
         best = self._best_strategy
-        pipeline = next((one for one in outcomes if one.strategy == best), None)
+        pipeline = next((outcome for outcome in outcomes if outcome.strategy == best), None)
         if pipeline is None:
             return list(outcomes)
         left_out = parallelisms_left_out(options)
@@ -150,14 +150,14 @@ class ComparisonJob:
             for form in (DATA, HYBRID)
             if form not in left_out
         }
-        found = [ParallelismResult(form, reason=reason, looked=False) for form, reason in left_out.items()]
-        found += [
+        results = [ParallelismResult(form, reason=reason, looked=False) for form, reason in left_out.items()]
+        results += [
             ParallelismResult(form, row.plan, row.error, fits=row.plan is not None or row.undecided)
             for form, row in rows.items()
             if form not in left_out
         ]
-        taken = choose_among(found)
-        others = [one for one in outcomes if one is not pipeline]
+        taken = choose_among(results)
+        others = [outcome for outcome in outcomes if outcome is not pipeline]
         return [*others, *rows.values(), pipeline if taken is None else StrategyOutcome(best, taken)]
 
     def chosen_by_measurement(self, outcomes: Sequence[StrategyOutcome]) -> list[StrategyOutcome]:
@@ -168,9 +168,9 @@ class ComparisonJob:
         *before, last = outcomes
         if self.options.parallel != AUTO or last.plan is None or not last.plan.forms:
             return list(outcomes)
-        rows = [one for one in before if one.strategy in PARALLELISMS and one.plan is not None]
-        contending = contenders([one.plan for one in rows if one.plan is not None])
-        tried = [one for one in rows if one.plan in contending and one.measurement is not None]
+        rows = [row for row in before if row.strategy in PARALLELISMS and row.plan is not None]
+        contending = contenders([row.plan for row in rows if row.plan is not None])
+        tried = [row for row in rows if row.plan in contending and row.measurement is not None]
         best = fastest_tried(tried) if len(tried) > 1 else None
         if best is None or best.plan is None or best.measurement is None:
             return list(outcomes)
@@ -190,7 +190,7 @@ class ComparisonJob:
             return []  # a parameter server has a star only, and rounds sum no gradients
         if (own := sync_choice(last.plan)) is None:
             return []
-        found = {}
+        outcomes_by_sync = {}
         choices = SYNC_CHOICES if own in SYNC_CHOICES else (*SYNC_CHOICES, own)
         for sync in choices:
             options = replace(
@@ -201,8 +201,8 @@ class ComparisonJob:
                 schedule=last.plan.problem.schedule,
                 sync=sync,
             )
-            found[sync] = last if sync == own else _outcome(profile, options, self._ref)
-        return sync_rows(found, own)
+            outcomes_by_sync[sync] = last if sync == own else _outcome(profile, options, self._ref)
+        return sync_rows(outcomes_by_sync, own)
 
     def profile(
         self,
@@ -262,8 +262,10 @@ def with_best_alone(
     """The same, ``alone`` with the best of all measured numbers of microbatches in place of a given one."""
     free = replace(options, strategy=ALONE, microbatches=None)
     return [
-        _outcome(profile, free, ref) if one.strategy == ALONE and options.microbatches is not None else one
-        for one in outcomes
+        _outcome(profile, free, ref)
+        if outcome.strategy == ALONE and options.microbatches is not None
+        else outcome
+        for outcome in outcomes
     ]
 
 

@@ -43,15 +43,15 @@ def sweep_microbatches(
         on_progress(f"planning for {value} microbatches")
         options = within_limit(replace(of_strategies(job.options), microbatches=value), len(values))
         tried.append((value, plan_each(profile, options, ref, job.strategies)))
-    chosen, outcomes = min(tried, key=lambda one: _best_s(one[1]))
-    require_a_plan([outcome for _, found in tried for outcome in found])
+    chosen, outcomes = min(tried, key=lambda trial: _best_s(trial[1]))
+    require_a_plan([outcome for _, rows in tried for outcome in rows])
     if not _all_proved(outcomes) and len(values) > 1:
         on_progress(f"planning for {chosen} microbatches, with all of the time")
         options = replace(of_strategies(job.options), microbatches=chosen)
         again = plan_each(profile, options, ref, job.strategies)
         outcomes = min(outcomes, again, key=_best_s)
-        tried = [(value, outcomes if value == chosen else found) for value, found in tried]
-    points = tuple(sweep_point(value, found) for value, found in tried)
+        tried = [(value, outcomes if value == chosen else rows) for value, rows in tried]
+    points = tuple(sweep_point(value, rows) for value, rows in tried)
     options = replace(of_strategies(job.options), microbatches=chosen)
     outcomes = with_best_alone(profile, options, ref, outcomes)
     sweep = ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
@@ -90,10 +90,10 @@ def plan_nodes(
         options = replace(job.options, only_nodes=names, microbatches=_problem_of(outcomes).microbatches)
         options = within_limit(options, len(counts))
         alike = of_strategies(options)
-        found = with_best_alone(profile, alike, ref, plan_each(profile, alike, ref, job.strategies))
+        rows = with_best_alone(profile, alike, ref, plan_each(profile, alike, ref, job.strategies))
         if options.parallel == AUTO:
-            found = job.with_rows_beside(profile, options, found)
-        points.append(NodesPoint(names, found))
+            rows = job.with_rows_beside(profile, options, rows)
+        points.append(NodesPoint(names, rows))
     return points
 
 

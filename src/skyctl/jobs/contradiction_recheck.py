@@ -52,7 +52,7 @@ def recheck_contradictions(
         replace(request, microbatches=most_microbatches(profile), sweep=()),
         workload,
         on_progress,
-        with_links=any(one.target is not None for one in asked),
+        with_links=any(contradiction.target is not None for contradiction in asked),
     )
     for failure in now.failures:
         warn(f"{failure.node} could not be measured again: {failure.error}")
@@ -63,7 +63,12 @@ def recheck_contradictions(
 
 def doubted_nodes(profile: Profile, asked: Collection[Contradiction]) -> set[str]:
     """The nodes of these contradictions, and all others of their machines."""
-    named = {node_of(name) for one in asked for name in (one.device, one.target) if name is not None}
+    named = {
+        node_of(name)
+        for contradiction in asked
+        for name in (contradiction.device, contradiction.target)
+        if name is not None
+    }
     hosts = {node.hostname for node in profile.nodes if node.name in named}
     return named | {node.name for node in profile.nodes if node.hostname in hosts}
 
@@ -72,13 +77,17 @@ def remeasurements_of(
     then: Profile, now: Profile, asked: Collection[Contradiction]
 ) -> tuple[Remeasurement, ...]:
     """What the second profile says of the devices and links in question, against the first."""
-    found = []
-    for one in asked:
-        factor = _time_factor(then, now, one.device) if one.target is None else _rate_factor(then, now, one)
+    remeasured = []
+    for contradiction in asked:
+        factor = (
+            _time_factor(then, now, contradiction.device)
+            if contradiction.target is None
+            else _rate_factor(then, now, contradiction)
+        )
         if factor is not None:
-            about = {"device": one.device, "target": one.target}
-            found.append(Remeasurement(seen=now.created, factor=factor, **about))  # type: ignore[arg-type]
-    return tuple(found)
+            about = {"device": contradiction.device, "target": contradiction.target}
+            remeasured.append(Remeasurement(seen=now.created, factor=factor, **about))  # type: ignore[arg-type]
+    return tuple(remeasured)
 
 
 def _time_factor(then: Profile, now: Profile, device: str) -> float | None:
@@ -95,9 +104,9 @@ def _key(timing: LayerTiming) -> tuple[str, int]:
     return timing.signature, timing.microbatch_size
 
 
-def _rate_factor(then: Profile, now: Profile, one: Contradiction) -> float | None:
+def _rate_factor(then: Profile, now: Profile, contradiction: Contradiction) -> float | None:
     """The rate of a link then ÷ now; None where it was not measured."""
-    nodes = node_of(one.device), node_of(one.target or "")
+    nodes = node_of(contradiction.device), node_of(contradiction.target or "")
     was, again = (
         next((k.bandwidth_bytes_per_s for k in p.links if (k.source, k.target) == nodes), None)
         for p in (then, now)
@@ -107,14 +116,14 @@ def _rate_factor(then: Profile, now: Profile, one: Contradiction) -> float | Non
 
 def keep_remeasurements(profile: Profile, new: tuple[Remeasurement, ...]) -> None:
     """Adds what was measured to the kept profile of the same probe; nothing where that is not kept."""
-    found = newest_profile(profile.cluster, lambda known: _same_probe(known, profile))
-    if found is not None and new:
-        path, known = found
-        write_atomic(path, _with(known, new).to_json())
+    newest = newest_profile(profile.cluster, lambda kept: _same_probe(kept, profile))
+    if newest is not None and new:
+        path, kept = newest
+        write_atomic(path, _with(kept, new).to_json())
 
 
-def _same_probe(known: Profile, profile: Profile) -> bool:
-    return (known.created, known.workload) == (profile.created, profile.workload)
+def _same_probe(kept: Profile, profile: Profile) -> bool:
+    return (kept.created, kept.workload) == (profile.created, profile.workload)
 
 
 def _with(profile: Profile, new: tuple[Remeasurement, ...]) -> Profile:

@@ -55,11 +55,11 @@ def make_trial(
         return None
     limit_s = FAR * chosen.predicted.iteration_s
     near = [
-        one.parallel
-        for one in chosen.forms
-        if one.parallel != chosen.problem.parallel
-        and one.iteration_s is not None
-        and one.iteration_s <= limit_s
+        form.parallel
+        for form in chosen.forms
+        if form.parallel != chosen.problem.parallel
+        and form.iteration_s is not None
+        and form.iteration_s <= limit_s
     ]
     others = []
     for form in near:
@@ -83,14 +83,14 @@ def contenders(plans: Sequence[Plan]) -> list[Plan]:
 
     Of plans that put the same layers and shares on the same devices only the first is kept.
     """
-    known = [(plan, plan.predicted.interval) for plan in plans]
-    least_high_s = min((interval.high_s for _, interval in known if interval is not None), default=0.0)
-    found: list[Plan] = []
-    for plan, interval in known:
+    intervals = [(plan, plan.predicted.interval) for plan in plans]
+    least_high_s = min((interval.high_s for _, interval in intervals if interval is not None), default=0.0)
+    contending: list[Plan] = []
+    for plan, interval in intervals:
         may_be_fastest = interval is not None and interval.low_s <= least_high_s
-        if may_be_fastest and all(_placed(plan) != _placed(other) for other in found):
-            found.append(plan)
-    return found
+        if may_be_fastest and all(_placed(plan) != _placed(other) for other in contending):
+            contending.append(plan)
+    return contending
 
 
 def _placed(plan: Plan) -> object:
@@ -99,12 +99,16 @@ def _placed(plan: Plan) -> object:
 
 def fastest_tried(outcomes: Sequence[StrategyOutcome]) -> StrategyOutcome | None:
     """The simplest of those within ``NEAR_BEST`` of the shortest measured step; None: none was measured."""
-    measured = [one for one in outcomes if one.plan is not None and one.measurement is not None]
+    measured = [
+        outcome for outcome in outcomes if outcome.plan is not None and outcome.measurement is not None
+    ]
     if not measured:
         return None
     limit_s = min(map(_step_s, measured)) * (1 + NEAR_BEST)
-    near = [one for one in measured if _step_s(one) <= limit_s]
-    return min(near, key=lambda one: (0 if one.plan is None else intricacy(one.plan), _step_s(one)))
+    near = [outcome for outcome in measured if _step_s(outcome) <= limit_s]
+    return min(
+        near, key=lambda outcome: (0 if outcome.plan is None else intricacy(outcome.plan), _step_s(outcome))
+    )
 
 
 def _step_s(outcome: StrategyOutcome) -> float:
@@ -120,7 +124,7 @@ def with_tried_forms(
         forms: as the plan says that was chosen by prediction.
         outcomes: of the trial, one a form.
     """
-    tried = {one.plan.problem.parallel: one for one in outcomes if one.plan is not None}
+    tried = {outcome.plan.problem.parallel: outcome for outcome in outcomes if outcome.plan is not None}
 
     def with_measured(form: ParallelismOutcome) -> ParallelismOutcome:
         outcome = tried.get(form.parallel)

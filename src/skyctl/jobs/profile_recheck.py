@@ -94,8 +94,8 @@ def recheck_profile(
 
     if not links.sessions:
         require_all(links.failures)
-    spec, told = ship_timed_workload(request, links, on_progress)
-    known = {(link.source, link.target): link for link in then.links}
+    spec, node_specs = ship_timed_workload(request, links, on_progress)
+    links_then = {(link.source, link.target): link for link in then.links}
     return measure_cluster(
         cluster,
         {**links.sessions, **links.failures},
@@ -103,12 +103,14 @@ def recheck_profile(
         spec,
         [] if request is None or workload is None else request.choices(workload)[0],
         progress_text(on_progress),
-        node_specs=told,
+        node_specs=node_specs,
         options=ProbeOptions(
             budget_s=BUDGET_S,
             link_selection=None if with_links else "none",
             encrypt=then.encrypted,
-            recheck=Recheck(then, lambda now: not _link_changes(known.get((now.source, now.target)), now)),
+            recheck=Recheck(
+                then, lambda now: not _link_changes(links_then.get((now.source, now.target)), now)
+            ),
         ),
     )
 
@@ -118,11 +120,11 @@ def profile_changes(then: Profile, now: Profile) -> list[ClusterChange]:
 
     A node that the profile has no device of, and that failed now, is no difference.
     """
-    found: list[ClusterChange] = []
+    changes: list[ClusterChange] = []
     nodes = {node.name for node in now.nodes} | {failure.node for failure in now.failures}
     for failure in now.failures:
         if failure.node in {device.node for device in then.devices}:
-            found.append(ClusterChange(failure.node, "node", "measured", failure.error))
+            changes.append(ClusterChange(failure.node, "node", "measured", failure.error))
     there = {device.id: device for device in now.devices}
     failed = {failure.node for failure in now.failures}
     before = {machine.device: machine for machine in machines_of(then, [d.id for d in then.devices])}
@@ -131,28 +133,30 @@ def profile_changes(then: Profile, now: Profile) -> list[ClusterChange]:
         if device.node not in nodes or device.node in failed:
             continue
         if device.id not in there:
-            found.append(ClusterChange(device.id, "device", device.name, "not there"))
+            changes.append(ClusterChange(device.id, "device", device.name, "not there"))
             continue
         if device.id in before:
-            found += machine_changes(before[device.id], after[device.id])
-        found += _device_changes(device, there[device.id], first_layer_names(then))
+            changes += machine_changes(before[device.id], after[device.id])
+        changes += _device_changes(device, there[device.id], first_layer_names(then))
     new = there.keys() - {device.id for device in then.devices}
-    found += [ClusterChange(name, "device", "not measured before", there[name].name) for name in sorted(new)]
+    changes += [
+        ClusterChange(name, "device", "not measured before", there[name].name) for name in sorted(new)
+    ]
     links = {(link.source, link.target): link for link in then.links}
     for link in now.links:
-        found += _link_changes(links.get((link.source, link.target)), link)
-    return found
+        changes += _link_changes(links.get((link.source, link.target)), link)
+    return changes
 
 
 def _device_changes(then: DeviceProfile, now: DeviceProfile, names: dict[str, str]) -> list[ClusterChange]:
-    found = []
+    changes = []
     if now.memory_bytes < then.memory_bytes * (1 - MEMORY_TOLERANCE):
-        had, has = (f"{one.memory_bytes / GIB:.2f} GiB" for one in (then, now))
+        had, has = (f"{device.memory_bytes / GIB:.2f} GiB" for device in (then, now))
         change = f"{now.memory_bytes / then.memory_bytes - 1:+.0%}"
-        found.append(ClusterChange(then.id, "usable memory", had, has, change))
-    known = {(t.signature, t.microbatch_size): t for t in then.timings}
+        changes.append(ClusterChange(then.id, "usable memory", had, has, change))
+    timings_then = {(t.signature, t.microbatch_size): t for t in then.timings}
     for timing in now.timings:
-        had_t = known.get((timing.signature, timing.microbatch_size))
+        had_t = timings_then.get((timing.signature, timing.microbatch_size))
         had_s = _layer_s(had_t) if had_t is not None else None
         if not had_s:
             continue
@@ -160,15 +164,15 @@ def _device_changes(then: DeviceProfile, now: DeviceProfile, names: dict[str, st
         name = names.get(timing.signature, "a layer")
         what = f"{name}, microbatch of {timing.microbatch_size}"
         if has_s is None:
-            found.append(
+            changes.append(
                 ClusterChange(then.id, what, f"{had_s * 1e3:.2f} ms", timing.skipped or "no figures")
             )
         elif abs(has_s / had_s - 1) > TIME_TOLERANCE:
             change = f"{has_s / had_s - 1:+.0%}"
-            found.append(
+            changes.append(
                 ClusterChange(then.id, what, f"{had_s * 1e3:.2f} ms", f"{has_s * 1e3:.2f} ms", change)
             )
-    return found
+    return changes
 
 
 def _layer_s(timing: LayerTiming) -> float | None:
@@ -184,16 +188,16 @@ def _link_changes(then: LinkProfile | None, now: LinkProfile) -> list[ClusterCha
     where = f"{now.source} → {now.target}"
     if now.error is not None or now.latency_s is None or now.bandwidth_bytes_per_s is None:
         return [ClusterChange(where, "link", "connected", now.error or "no figures")]
-    found = []
+    changes = []
     had_s, had_rate = then.latency_s, then.bandwidth_bytes_per_s
     if had_s is not None and abs(now.latency_s - had_s) > LATENCY_TOLERANCE * had_s + LATENCY_TOLERANCE_S:
         change = f"{(now.latency_s - had_s) * 1e3:+.1f} ms"
         had, has = f"{had_s * 1e3:.1f} ms", f"{now.latency_s * 1e3:.1f} ms"
-        found.append(ClusterChange(where, "latency", had, has, change))
+        changes.append(ClusterChange(where, "latency", had, has, change))
     fast = min(now.bandwidth_bytes_per_s, had_rate or 0.0) > FAST_BYTES_PER_S
     if had_rate and not fast and abs(now.bandwidth_bytes_per_s / had_rate - 1) > RATE_TOLERANCE:
         had, has = (f"{rate * 8 / 1e6:.0f} Mbit/s" for rate in (had_rate, now.bandwidth_bytes_per_s))
-        found.append(
+        changes.append(
             ClusterChange(where, "rate", had, has, f"{now.bandwidth_bytes_per_s / had_rate - 1:+.0%}")
         )
-    return found
+    return changes

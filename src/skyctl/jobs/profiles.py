@@ -61,9 +61,9 @@ def probe_cluster(
         choices, left_out = request.choices(workload)
         for refused in left_out:
             on_note(f"left out: {refused}")
-    spec, told = ship_timed_workload(request, links, on_progress)
-    known = recent_profiles(cluster.name, interrupted=True)
-    earlier = [one for one in known if one.encrypted == encrypt]
+    spec, node_specs = ship_timed_workload(request, links, on_progress)
+    recent = recent_profiles(cluster.name, interrupted=True)
+    earlier = [profile for profile in recent if profile.encrypted == encrypt]
     unfinished: list[Profile] = []
     try:
         profile = measure_cluster(
@@ -73,7 +73,7 @@ def probe_cluster(
             spec,
             choices,
             on_node or progress_text(on_progress),
-            node_specs=told,
+            node_specs=node_specs,
             options=ProbeOptions(
                 link_selection=link_selection,
                 earlier=() if refresh else earlier,
@@ -84,8 +84,8 @@ def probe_cluster(
             on_interrupt=unfinished.append,
         )
     except KeyboardInterrupt as exc:
-        for one in unfinished:
-            save_profile(one)
+        for profile in unfinished:
+            save_profile(profile)
             exc.add_note("the layer times are kept: the next probe measures the links")
         raise
     if not profile.devices:
@@ -111,7 +111,7 @@ def compare_workload(
 
     if not links.sessions:
         require_all(links.failures)
-    spec, told = ship_timed_workload(request, links, on_progress)
+    spec, node_specs = ship_timed_workload(request, links, on_progress)
     assert spec is not None
     return compare_cluster(
         cluster,
@@ -120,7 +120,7 @@ def compare_workload(
         spec,
         request.choices(workload)[0],
         progress_text(on_progress),
-        told,
+        node_specs,
     )
 
 
@@ -165,9 +165,9 @@ def find_profile(
             return f"it is dated {profile.created}, and this machine's clock says {timestamp()}"
         return profile_misfit(profile, request, digest, cluster.nodes)
 
-    found = newest_profile(cluster.name, lambda one: misfit(one) is None)
-    if found is not None:
-        return gather_evidence(found[1], recent_profiles(cluster.name)), found[0]
+    newest = newest_profile(cluster.name, lambda profile: misfit(profile) is None)
+    if newest is not None:
+        return gather_evidence(newest[1], recent_profiles(cluster.name)), newest[0]
     newest = newest_profile(cluster.name)
     if newest is None:
         raise InputError(f"cluster {cluster.name!r} has no profile yet", hint=hint)

@@ -78,8 +78,8 @@ class Redactor:
         text = self._known(text)
         for form, by in self._compiled:
             text = form.sub(by, text)
-        text = _FOUR.sub(lambda found: self._address(found[0]), text)
-        text = _SIX.sub(lambda found: self._address(found[0]), text)
+        text = _FOUR.sub(lambda match: self._address(match[0]), text)
+        text = _SIX.sub(lambda match: self._address(match[0]), text)
         return _PATH.sub(_redact_path, text)
 
     def value(self, value: Any) -> Any:
@@ -121,7 +121,7 @@ class Redactor:
             longest = sorted(self._words, key=len, reverse=True)
             self._pattern = re.compile("|".join(_word_pattern(word) for word in longest), re.IGNORECASE)
             self._lower = {word.lower(): by for word, by in self._words.items()}
-        return self._pattern.sub(lambda found: self._lower[found[0].lower()], text)
+        return self._pattern.sub(lambda match: self._lower[match[0].lower()], text)
 
 
 def _word_pattern(word: str) -> str:

@@ -118,8 +118,8 @@ class Anonymizer:
         """The text without private names and paths."""
         if text is None:
             return None
-        for one in self._private:
-            text = text.replace(one, "~" if one.startswith("/") else "…")
+        for word in self._private:
+            text = text.replace(word, "~" if word.startswith("/") else "…")
         for user in self._users:
             text = re.sub(rf"\b{re.escape(user)}@", "", text)
         return re.sub(r"(?<![\w~.])/(?:home|root|Users)(?:/[^\s:,;'\"]*)?", "~", text)
@@ -166,7 +166,7 @@ def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
 def _device_speeds(
     problem: Problem, profile: Profile | None, outcomes: Sequence[StrategyOutcome]
 ) -> list[DeviceSpeed]:
-    known = {device.id: device for device in profile.devices} if profile is not None else {}
+    profiled = {device.id: device for device in profile.devices} if profile is not None else {}
     plan = next(o.plan for o in outcomes if o.plan is not None)
     batch = plan.workload.batch_size if plan.workload is not None else problem.microbatches
     named = device_labels(problem)
@@ -176,7 +176,7 @@ def _device_speeds(
         times = problem.times.get(device.id)
         step_s = problem.microbatches * problem.alone_s(device)
         step_s += sum(times.optimizer_s) if times is not None else 0.0
-        measured = known.get(device.id)
+        measured = profiled.get(device.id)
         out.append(
             DeviceSpeed(
                 device=device.id,
@@ -206,32 +206,32 @@ def _spread(device: DeviceProfile, size: int) -> float | None:
 
 def _links(profile: Profile, cluster: Cluster) -> MatrixChart:
     names = {node.name for node in cluster.nodes}
-    found = summarize_links(profile)
-    if not found.by_site and not set(found.names) <= names:
-        kept = [i for i, name in enumerate(found.names) if name in names]
-        cells = tuple(tuple(found.cells[i][j] for j in kept) for i in kept)
-        found = LinkSummary(tuple(found.names[i] for i in kept), cells, by_site=False)
-    low, high = found.span()
+    summary = summarize_links(profile)
+    if not summary.by_site and not set(summary.names) <= names:
+        kept = [i for i, name in enumerate(summary.names) if name in names]
+        cells = tuple(tuple(summary.cells[i][j] for j in kept) for i in kept)
+        summary = LinkSummary(tuple(summary.names[i] for i in kept), cells, by_site=False)
+    low, high = summary.span()
     if high < LEAST_RATE_SPAN * low:
         middle = math.sqrt(low * high)
         low, high = middle / math.sqrt(LEAST_RATE_SPAN), middle * math.sqrt(LEAST_RATE_SPAN)
     key = "Mbit/s (G: Gbit/s), below it milliseconds one way, measured over the path that training uses."
     key += " Yellow is fast, violet is slow."
-    if any(cell is not None and cell.estimated for row in found.cells for cell in row):
+    if any(cell is not None and cell.estimated for row in summary.cells for cell in row):
         key += " ~ is filled in from other links."
-    return link_chart(found, "Links by site" if found.by_site else "Links", key, (low, high))
+    return link_chart(summary, "Links by site" if summary.by_site else "Links", key, (low, high))
 
 
-def link_chart(found: LinkSummary, title: str, key: str, span: tuple[float, float]) -> MatrixChart:
+def link_chart(summary: LinkSummary, title: str, key: str, span: tuple[float, float]) -> MatrixChart:
     """The links as a square. ``span``: the rates in Mbit/s that have the slowest and the fastest colour."""
     cells = tuple(
         tuple(
             _link_cell(f"{sender} → {target}", cell, span)
-            for target, cell in zip(found.names, row, strict=True)
+            for target, cell in zip(summary.names, row, strict=True)
         )
-        for sender, row in zip(found.names, found.cells, strict=True)
+        for sender, row in zip(summary.names, summary.cells, strict=True)
     )
-    return MatrixChart(title, found.names, cells, key)
+    return MatrixChart(title, summary.names, cells, key)
 
 
 def _link_cell(way: str, cell: LinkSummaryCell | None, span: tuple[float, float]) -> MatrixCell | None:
@@ -263,10 +263,10 @@ def _steps(outcome: StrategyOutcome) -> StepTimelines:
 def _read_trace(path: str, devices: Sequence[str]) -> timeline.Timeline | None:
     """The trace in that file; None where it can't be read or is another plan's."""
     try:
-        found = chrome_trace.read_trace(json.loads(Path(path).read_text(encoding="utf-8")))
+        trace = chrome_trace.read_trace(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if list(found.devices) == list(devices) and found.steps else None
+    return trace if list(trace.devices) == list(devices) and trace.steps else None
 
 
 def _verify_plans(outcomes: Sequence[StrategyOutcome]) -> dict[str, VerifiedPlan]:
@@ -278,7 +278,9 @@ def _verify_plans(outcomes: Sequence[StrategyOutcome]) -> dict[str, VerifiedPlan
             continue
         began = time.perf_counter()
         verdict = verify(plan.problem, plan)
-        items = tuple((one.name, one.ok if one.checked else None, one.detail) for one in verdict.checks)
+        items = tuple(
+            (check.name, check.ok if check.checked else None, check.detail) for check in verdict.checks
+        )
         out[outcome.strategy] = VerifiedPlan(verdict.ok, items, time.perf_counter() - began)
     return out
 

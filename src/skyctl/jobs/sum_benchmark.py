@@ -78,7 +78,7 @@ def plan_sums(
     failed = [failure for failure in profile.failures if failure.node in (*nodes, *(helpers or ()))]
     require_all({failure.node: _not_measured(failure) for failure in failed})
     shares = [(first[node], 1) for node in nodes]
-    found = []
+    outcomes = []
     chosen: BackendRequest | BackendChoice | None = backend
     if helpers and backend == AUTO:
         chosen = BackendChoice(backend=SKYCTL, reason="helpers", about=tuple(helpers))
@@ -96,12 +96,12 @@ def plan_sums(
         )
         try:
             made = plan_profile(profile, options, ref)
-            found.append(StrategyOutcome(sync, made))
+            outcomes.append(StrategyOutcome(sync, made))
             chosen = made.backend if chosen == AUTO else chosen
         except (InfeasibleError, UndecidedError) as exc:
             undecided = isinstance(exc, UndecidedError)
-            found.append(StrategyOutcome(sync, error=exc.message, undecided=undecided))
-    return found
+            outcomes.append(StrategyOutcome(sync, error=exc.message, undecided=undecided))
+    return outcomes
 
 
 def _not_measured(failure: NodeFailure) -> SkyctlError:
@@ -145,16 +145,16 @@ class SumFigures:
 def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
     """What came of each way to sum."""
     bounds: dict[str, float | None] = {}
-    found = []
+    figures = []
     for outcome in outcomes:
         plan, done = outcome.plan, outcome.measurement
         if plan is None or plan.sync is None:
-            found.append(SumFigures(outcome.strategy, error=outcome.error))
+            figures.append(SumFigures(outcome.strategy, error=outcome.error))
             continue
         if plan.sync.format not in bounds:
             bounds[plan.sync.format] = _bound_mbit(plan)
         routes = plan.sync.groups[0].routes
-        found.append(
+        figures.append(
             SumFigures(
                 sync=outcome.strategy,
                 kind=name_routes(routes).kind,
@@ -167,7 +167,7 @@ def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
                 error=outcome.error,
             )
         )
-    return found
+    return figures
 
 
 def _bound_mbit(plan: Plan) -> float | None:

@@ -206,8 +206,10 @@ def _tell_of_steps(channel: TaskChannel, file: Path) -> None:
                     rest += lines.read()
                     *whole, rest = rest.split("\n")
                     for line in whole:
-                        found = json.loads(line)
-                        event = ScriptStep(found["step"], found["compute_s"], found["batch"])
+                        line_of_step = json.loads(line)
+                        event = ScriptStep(
+                            line_of_step["step"], line_of_step["compute_s"], line_of_step["batch"]
+                        )
                         channel.send(to_message(event))
                     time.sleep(STEPS_LOOK_S)
 
@@ -236,39 +238,39 @@ def _tell_of_idleness(channel: TaskChannel, pid: int) -> None:
 def busy_seconds(pid: int) -> float:
     """Processor seconds that a process and all below it have used, those of children that ended included."""
     ticks = 0
-    for one in _family(pid):
+    for member in _family(pid):
         with suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{one}/stat").read_text(errors="replace")
+            text = Path(f"/proc/{member}/stat").read_text(errors="replace")
             ticks += sum(int(field) for field in text.rpartition(")")[2].split()[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _family(pid: int) -> set[int]:
     """A process and all below it, by the lists of children that most kernels keep."""
-    found, todo = {pid}, [pid]
+    family, todo = {pid}, [pid]
     try:
         while todo:
             tasks = Path(f"/proc/{todo.pop()}/task")
             for thread in os.listdir(tasks):  # noqa: PTH208
                 children = {int(text) for text in (tasks / thread / "children").read_text().split()}
-                todo += children - found
-                found |= children
+                todo += children - family
+                family |= children
     except OSError:  # gone meanwhile, or a kernel without these lists
-        return found | find_descendants(process_table(), pid)
-    return found
+        return family | find_descendants(process_table(), pid)
+    return family
 
 
 def read_error_file(path: Path) -> ScriptTraceback | None:
     """What ``torch.distributed.elastic``'s ``@record`` has written of an exception; None: nothing usable."""
     try:
-        found = json.loads(path.read_bytes()[: 4 * MAX_TRACEBACK_CHARS])["message"]
+        recorded = json.loads(path.read_bytes()[: 4 * MAX_TRACEBACK_CHARS])["message"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if isinstance(found, str):  # as early versions wrote it
-        return ScriptTraceback(found[:MAX_TRACEBACK_CHARS])
-    if not isinstance(found, dict):
+    if isinstance(recorded, str):  # as early versions wrote it
+        return ScriptTraceback(recorded[:MAX_TRACEBACK_CHARS])
+    if not isinstance(recorded, dict):
         return None
-    more = found.get("extraInfo")
+    more = recorded.get("extraInfo")
     stack = more.get("py_callstack", "") if isinstance(more, dict) else ""
-    message = str(found.get("message", ""))[:MAX_TRACEBACK_CHARS]
+    message = str(recorded.get("message", ""))[:MAX_TRACEBACK_CHARS]
     return ScriptTraceback(message, str(stack)[-MAX_TRACEBACK_CHARS:])

@@ -72,7 +72,7 @@ def _copy_file(source: str, target: str) -> str:
 def list_output(place: Workplace, session: Path) -> OutputListing:
     """The files in the output folder, by their paths in it, with their digests."""
     top = _output_folder(place, session)
-    found, skipped = [], []
+    files, skipped = [], []
     if top is not None and top.is_dir():
         for folder, _, names in os.walk(top):
             for name in sorted(names):
@@ -84,10 +84,10 @@ def list_output(place: Workplace, session: Path) -> OutputListing:
                 except OSError:  # gone meanwhile
                     continue
                 if is_file:
-                    found.append(OutputFile(relative, str(path), size, digest))
+                    files.append(OutputFile(relative, str(path), size, digest))
                 else:
                     skipped.append(relative)
-    return OutputListing(tuple(found), tuple(skipped))
+    return OutputListing(tuple(files), tuple(skipped))
 
 
 def place_output(order: PlaceOutput, session: Path) -> None:

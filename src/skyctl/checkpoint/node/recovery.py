@@ -154,8 +154,8 @@ def place_replicas(
             continue
         following = order[place + 1 :] + order[:place]
         for _ in range(min(replicas, len(order)) - 1):
-            holder = min(
+            keeper = min(
                 (node for node in following if owner not in copies[node]), key=lambda n: len(copies[n])
             )
-            copies[holder].append(owner)
+            copies[keeper].append(owner)
     return copies
