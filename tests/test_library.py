@@ -14,7 +14,7 @@ import pytest
 import skyctl
 from skyctl.errors import InputError, RunError
 from skyctl.library import _launch_options
-from skyctl.supervision.run_lock import acquire_run_lock
+from skyctl.run.run_lock import acquire_run_lock
 
 from .helpers.commands import Skyctl
 from .helpers.processes import left_of_state

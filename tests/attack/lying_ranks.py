@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from skyctl.errors import NodeError
@@ -14,10 +13,8 @@ from skyctl.records.cluster import Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 from skyctl.records.run_state import RunState
-from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
-from skyctl.run.event_sink import RunFolderSink
-from skyctl.run.rank_failure import RankState
-from skyctl.run.rank_group import RankGroup
+from skyctl.run.attempt_state import AttemptState
+from skyctl.run.journal import FolderJournal
 from skyctl.run.rank_spec import RankSpec, rank_task_name
 
 from ..helpers.orders import rank_order
@@ -83,29 +80,23 @@ class Ranks:
 
     def __init__(self) -> None:
         self.specs = [rank_spec(0), rank_spec(1)]
-        sessions: Any = {
-            name: SimpleNamespace(node=node, host="127.0.0.1", lost=None, silent_s=0.0, disconnected_s=0.0)
-            for name, node in NODES.items()
-        }
         paths = RunPaths.new()
-        self.sink = RunFolderSink(paths, run_state(paths), lambda _text: None)
+        self.journal = FolderJournal(paths, run_state(paths), lambda _text: None)
         self.kept: list[Mapping[str, Any]] = []
-
-        def write_down(spec: RankSpec, plain: Mapping[str, Any]) -> bool:
-            self.kept.append(json.loads(json.dumps(plain)))
-            return self.sink.heard(spec.node, rank_task_name(spec.rank), plain)
-
-        hooks = RankGroupHooks(message=write_down)
-        self.group = RankGroup(paths, self.specs, sessions, RunCallbacks(), hooks=hooks)
-        task: Any = SimpleNamespace(done=True)
-        self.ranks = [RankState(spec, task) for spec in self.specs]
-        self.group._ranks.extend(self.ranks)
+        self.state = AttemptState(self.specs, NODES)
+        self.ranks = self.state.ranks
 
     def say(self, rank: int, *messages: Mapping[str, Any]) -> None:
         for message in messages:
-            event = self.group._take(self.ranks[rank], dict(message))
+            read = self.state.read(rank, dict(message))
+            if read is None:
+                continue
+            self.kept.append(json.loads(json.dumps(read.plain)))
+            if not self.journal.heard(self.specs[rank].node, rank_task_name(rank), read.plain):
+                continue
+            event = self.state.accept(rank, read.event)
             if event is not None:
-                self.group._reports.take(self.ranks[rank], event)
+                list(self.state.report(rank, event))
 
 
 def honest_events() -> list[lies.Message]:

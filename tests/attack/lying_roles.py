@@ -23,12 +23,11 @@ from torch import nn
 
 from skyctl.agent.task_runner import make_error_event
 from skyctl.errors import SkyctlError
-from skyctl.files import RunPaths
 from skyctl.records.cluster import Node
+from skyctl.run.attempt_state import AttemptState
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.health_monitor import Deadlines, RankHealth, judge_health
-from skyctl.run.rank_failure import FailureReport, RankState
-from skyctl.run.rank_group import RankGroup
+from skyctl.run.health_monitor import Deadlines, HealthMonitor, RankHealth, judge_health
+from skyctl.run.rank_failure import FailureReport
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_order import RoundOptions, Staleness, SumGroupOrder, SumOrder
@@ -263,10 +262,9 @@ def node_of(role: Role, rank: int) -> str:
     return lies.LIAR if rank == role.liar else f"{lies.HONEST}-{rank}"
 
 
-def make_group(role: Role) -> tuple[RankGroup, list[RankState]]:
+def make_attempt(role: Role) -> AttemptState:
     """These ranks as the launcher has them."""
     names = [node_of(role, rank) for rank in range(COUNT)]
-    nodes = {name: Node(name=name, transport="local") for name in names}
     specs = []
     for rank, name in enumerate(names):
         edges = [edge for _, _, up, down in role.routes for edge in (*up, *down) if rank in edge]
@@ -275,26 +273,38 @@ def make_group(role: Role) -> tuple[RankGroup, list[RankState]]:
         held = beside(rank_order(steps=STEPS, layers=[0, 4]), rank, peers, rounds=rounds)
         order = helper_order(held) if role.helps and rank == role.liar else held
         specs.append(rank_spec(rank, name, order, shard_limits=dict.fromkeys(range(4), 10_000)))
-    sessions: Any = {
-        name: SimpleNamespace(node=node, host="127.0.0.1", lost=None, silent_s=0.0, disconnected_s=0.0)
-        for name, node in nodes.items()
-    }
-    group = RankGroup(RunPaths.new(), specs, sessions, RunCallbacks())
-    task: Any = SimpleNamespace(done=True)
-    group._ranks.extend(RankState(spec, task) for spec in specs)
-    return group, group._ranks
+    return AttemptState(specs, {name: Node(name=name, transport="local") for name in names})
+
+
+def say(state: AttemptState, rank: int, message: lies.Message) -> None:
+    """A rank's message, as the launcher takes it in."""
+    read = state.read(rank, dict(message))
+    event = None if read is None else state.accept(rank, read.event)
+    if event is not None:
+        list(state.report(rank, event))
 
 
 def blame(role: Role, outcome: Outcome) -> tuple[SkyctlError, FailureReport] | None:
     """What the launcher makes of the ranks' errors; None: there are none."""
-    group, ranks = make_group(role)
+    state = make_attempt(role)
     failed = []
     for rank, exc in outcome.errors:
         assert isinstance(exc, Exception)
         event = make_error_event(with_phase(exc, "step 1", "cpu:0"))
-        group._take(ranks[rank], {key: value for key, value in event.items() if value is not None})
-        failed.append(ranks[rank])
-    return group._monitor.first_cause(failed, 0, lambda _rank: None) if failed else None
+        say(state, rank, {key: value for key, value in event.items() if value is not None})
+        failed.append(state.ranks[rank])
+    sessions: Any = {
+        node_of(role, rank): SimpleNamespace(
+            node=Node(name=node_of(role, rank), transport="local"),
+            host="127.0.0.1",
+            lost=None,
+            silent_s=0.0,
+            disconnected_s=0.0,
+        )
+        for rank in range(COUNT)
+    }
+    monitor = HealthMonitor(state.ranks, sessions, Deadlines(), RunCallbacks())
+    return monitor.first_cause(failed, 0, lambda _rank: None) if failed else None
 
 
 def health_of(role: Role, outcome: Outcome, *, liar_is_heard: bool) -> Any:
@@ -340,12 +350,12 @@ def events_of(role: str) -> list[lies.Message]:
     ]
 
 
-def tell(role: str, rng: random.Random) -> RankGroup:
+def tell(role: str, rng: random.Random) -> AttemptState:
     """The launcher after the liar has told its story, with a lie in it.
 
     Raises what the launcher ends the run with.
     """
-    group, ranks = make_group(ROLES[role])
+    state, liar = make_attempt(ROLES[role]), ROLES[role].liar
     *story, error, exit_ = events_of(role)
     at = rng.randrange(len(story))
     how = rng.choice(["mutated", "mutated", "ended", "late", "missing", "twice", "noise"])
@@ -361,9 +371,6 @@ def tell(role: str, rng: random.Random) -> RankGroup:
         story.insert(at, story[at])
     else:
         story.insert(at, {"event": os.fsdecode(rng.randbytes(3))})
-    liar = ranks[ROLES[role].liar]
     for message in story:
-        event = group._take(liar, dict(message))
-        if event is not None:
-            group._reports.take(liar, event)
-    return group
+        say(state, liar, message)
+    return state

@@ -16,7 +16,7 @@ from skyctl.compare import chrome_trace, timeline
 from skyctl.errors import ProtocolError
 from skyctl.files import RunPaths
 from skyctl.run.artifacts import _check_weights, _plain_trace, gather_weights
-from skyctl.run.event_sink import RunFolderSink
+from skyctl.run.journal import FolderJournal
 from skyctl.run.rank_spec import rank_task_name
 from skyctl.supervision.run_journal import RunJournal
 
@@ -114,26 +114,26 @@ def test_weights_that_are_not_its_own(tmp_path: Path) -> None:
         with suppress(ProtocolError):
             _check_weights(file, spec)
     results = {1: SimpleNamespace(weights=None)}
-    ranks: Any = SimpleNamespace(paths=RunPaths.new(), specs=[None, spec], results=lambda: results)
+    state: Any = SimpleNamespace(specs=[None, spec], results=results)
     with pytest.raises(ProtocolError, match="node liar has no weights of rank 1"):
-        gather_weights(ranks, {})
+        gather_weights(state, RunPaths.new(), {})
 
 
 @pytest.mark.parametrize("supervised", [False, True])
 def test_logs_end_at_their_limit_and_it_is_said_once(
     supervised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from skyctl.run import event_sink, log_limits
+    from skyctl.run import journal, log_limits
     from skyctl.supervision import run_journal
 
     def limits(note: Callable[[str], None]) -> log_limits.LogLimits:
         return log_limits.LogLimits(note, log_bytes=2 << 20, run_bytes=3 << 20)
 
-    monkeypatch.setattr(event_sink, "LogLimits", limits)
+    monkeypatch.setattr(journal, "LogLimits", limits)
     monkeypatch.setattr(run_journal, "LogLimits", limits)
     notes: list[str] = []
     paths = RunPaths.new()
-    create: Any = RunJournal.create if supervised else RunFolderSink
+    create: Any = RunJournal.create if supervised else FolderJournal
     sink = create(paths, run_state(paths), notes.append)
     notes.clear()
     line = {"event": "log", "text": "x" * 60_000}

@@ -70,7 +70,7 @@ def test_what_a_rank_sends(seed: int, plan: Plan) -> None:
         else:
             names[None] += 1
         assert sum(len(json.dumps(one)) for one in ranks.kept) < 1 << 20
-        if ranks.group.collected.reported > 1:
+        if ranks.state.collected.reported > 1:
             figures_hold(ranks, plan)
     assert names[ProtocolError] > 35, names
     assert set(names) <= {ProtocolError, RunError, None}, names
@@ -78,9 +78,9 @@ def test_what_a_rank_sends(seed: int, plan: Plan) -> None:
 
 def figures_hold(ranks: Ranks, plan: Plan) -> None:
     """Figures that were taken can be computed with and written down."""
-    observed_slowdowns(plan, ranks.group.collected.settled_events())
+    observed_slowdowns(plan, ranks.state.collected.settled_events())
     (play,) = pipeline_simulations(plan)
-    done = build_measurement("r", plan, ranks.specs, ranks.group.collected, None, [play])
+    done = build_measurement("r", plan, ranks.specs, ranks.state.collected, None, [play])
     Measurement.model_validate_json(with_differences(play, done).to_json())
 
 

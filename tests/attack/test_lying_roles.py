@@ -12,7 +12,7 @@ import pytest
 from skyctl.errors import ProtocolError, RunError, SkyctlError, WorkloadError
 
 from . import lies
-from .lying_roles import KINDS, ROLES, Liar, _play, blame, events_of, health_of, play, tell
+from .lying_roles import KINDS, ROLES, Liar, _play, blame, events_of, health_of, make_attempt, play, say, tell
 
 LIES, SAMPLE, PART = 500, 10, 49
 SUM_OF_SAMPLES = "the samples that holders say their weights are of add up to"
@@ -51,10 +51,10 @@ def _to_ranks(rng: random.Random, role: str) -> str:
 
 def _to_launcher(rng: random.Random, role: str) -> str:
     try:
-        group = tell(role, rng)
+        state = tell(role, rng)
     except (RunError, WorkloadError):  # a loss that is no number: not told from bad luck
         return "ends"
-    for rank in group._ranks:
+    for rank in state.ranks:
         if isinstance(rank.failure, SkyctlError):
             assert isinstance(rank.failure, ProtocolError)
             assert rank.failure.node == lies.LIAR == rank.spec.node
@@ -92,13 +92,8 @@ def test_lies(first: int) -> None:
 def test_the_stories_are_true() -> None:
     """What the lies are made of is taken as it is."""
     for role in ROLES:
-        from .lying_roles import make_group
-
-        group, ranks = make_group(ROLES[role])
-        liar = ranks[ROLES[role].liar]
+        state, liar = make_attempt(ROLES[role]), ROLES[role].liar
         for message in events_of(role)[:-2]:
-            event = group._take(liar, dict(message))
-            assert liar.failure is None, liar.failure
-            if event is not None:
-                group._reports.take(liar, event)
-        assert liar.result is not None
+            say(state, liar, message)
+            assert state.ranks[liar].failure is None, state.ranks[liar].failure
+        assert state.ranks[liar].result is not None

@@ -18,7 +18,7 @@ from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, Problem
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.step_metrics import StepHistory
+from skyctl.run.step_history import StepHistory
 
 
 def made() -> Plan:

@@ -21,7 +21,7 @@ from skyctl.records.plan import WorkloadRef
 from skyctl.records.problem import Device, Layer, Problem
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
-from skyctl.supervision.run_lock import acquire_run_lock, this_process
+from skyctl.run.run_lock import acquire_run_lock, this_process
 from skyctl.supervision.run_status import counted_unit
 from skyctl.workload.shipped_files import digest_workload
 from skyctl.workload.workload_spec import WorkloadSpec

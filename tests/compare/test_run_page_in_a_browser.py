@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from skyctl.compare.run_page import render_run
-from skyctl.supervision.run_lock import acquire_run_lock
+from skyctl.run.run_lock import acquire_run_lock
 from skyctl.supervision.run_page_server import RunPageServer
 from skyctl.supervision.run_status import resolve_run
 from skyctl.supervision.run_watcher import RunWatcher

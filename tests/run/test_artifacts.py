@@ -20,7 +20,7 @@ from ..helpers.orders import rank_spec
 def run(traces: dict[int, str]) -> Any:
     specs = [rank_spec(rank, f"n{rank}") for rank in range(2)]
     results = {rank: RankResult(1, trace=path) for rank, path in traces.items()}
-    return SimpleNamespace(specs=specs, paths=RunPaths.new(), results=lambda: results)
+    return SimpleNamespace(specs=specs, paths=RunPaths.new(), results=results)
 
 
 def sessions(texts: dict[str, str]) -> Any:
@@ -34,7 +34,7 @@ def test_in_the_ranks_order() -> None:
     steps = [{"step": rank, "start_s": 0.0, "end_s": 1.0, "spans": []} for rank in range(2)]
     texts = {f"/t{rank}": json.dumps({"clocks": {}, "steps": [steps[rank]]}) for rank in range(2)}
     done = run({1: "/t1", 0: "/t0"})
-    assert [document["steps"] for document in gather_traces(done, sessions(texts))] == [
+    assert [document["steps"] for document in gather_traces(done, done.paths, sessions(texts))] == [
         [steps[0]],
         [steps[1]],
     ]
@@ -51,5 +51,5 @@ def test_in_the_ranks_order() -> None:
 def test_what_is_missing_or_damaged_is_named(traces: dict[int, str], text: str, words: str) -> None:
     done = run(traces)
     with pytest.raises(SkyctlError, match=words):
-        gather_traces(done, sessions({"/t0": '{"clocks": {}, "steps": []}', "/t1": text}))
+        gather_traces(done, done.paths, sessions({"/t0": '{"clocks": {}, "steps": []}', "/t1": text}))
     assert sorted(path.name for path in done.paths.folder.iterdir()) == ["attempts", "logs"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from tests.run.test_rank_spec import CLUSTER, make_plan
 
@@ -12,7 +9,8 @@ from skyctl.errors import InputError, NodeError
 from skyctl.planning.backend_choice import check_backend_of_plan, with_asked_backend
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.plan import Plan
-from skyctl.run.plan_runner import PlanRunner
+from skyctl.run.backend_change import backend_at_addresses, without_gloo
+from skyctl.run.change_notes import backend_note
 from skyctl.run.rank_spec import rank_specs
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -22,29 +20,6 @@ BOTH = ("a/cpu:0", "b/cpu:0")
 def over_gloo(reason: BackendReason) -> Plan:
     chosen = BackendChoice(backend="gloo", reason=reason, costs="gloo")
     return make_plan(*BOTH).model_copy(update={"backend": chosen})
-
-
-def runner(plan: Plan, addresses: dict[str, str] | None = None) -> Any:
-    """As much of a ``PlanRunner`` as settles a backend. ``addresses``: None: they can't be found."""
-
-    def find(_needed: tuple[str, ...]) -> dict[str, str]:
-        if addresses is None:
-            raise NodeError("it has gone", node="a")
-        return addresses
-
-    said: list[str] = []
-    return SimpleNamespace(
-        _now=SimpleNamespace(plan=plan),
-        _context=SimpleNamespace(addresses=find),
-        _callbacks=SimpleNamespace(warn=said.append, note=said.append),
-        said=said,
-    )
-
-
-def settled(one: Any) -> str:
-    PlanRunner._settle_backend(one)
-    backend: str = one._now.plan.backend.backend
-    return backend
 
 
 @pytest.mark.parametrize(
@@ -59,21 +34,30 @@ def settled(one: Any) -> str:
 def test_addresses_are_looked_at_once_they_are_known(
     reason: BackendReason, addresses: dict[str, str] | None, backend: str
 ) -> None:
-    one = runner(over_gloo(reason), addresses)
-    assert settled(one) == backend
-    assert len(one.said) == (backend == "skyctl")
-    assert all("b are reached at an address that is not private" in text for text in one.said)
+    had = over_gloo(reason)
+
+    def find(_needed: tuple[str, ...]) -> dict[str, str]:
+        if addresses is None:
+            raise NodeError("it has gone", node="a")
+        return addresses
+
+    settled = backend_at_addresses(had, find)
+    assert settled.backend is not None
+    assert settled.backend.backend == backend
+    note = backend_note(had, settled)
+    assert (note is not None) == (backend == "skyctl")
+    assert note is None or "b are reached at an address that is not private" in note
 
 
 @pytest.mark.parametrize(("reason", "backend"), [("near", "skyctl"), ("asked", "gloo")])
 def test_after_ranks_that_came_to_no_step_over_gloo_ours_is_tried(
     reason: BackendReason, backend: str
 ) -> None:
-    one = runner(over_gloo(reason))
-    made = PlanRunner._without_gloo(one, one._now.plan)
+    had = over_gloo(reason)
+    made = without_gloo(had)
     assert made.backend is not None
     assert made.backend.backend == backend
-    assert len(one.said) == (backend == "skyctl")
+    assert (backend_note(had, made) is not None) == (backend == "skyctl")
 
 
 def test_a_plan_that_chose_gloo_can_be_run_encrypted() -> None:

@@ -19,7 +19,7 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_runner import run_plan
-from skyctl.run.run_context import RunOptions
+from skyctl.run.run_options import RunOptions
 
 from ..helpers import processes
 

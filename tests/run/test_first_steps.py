@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.first_steps import FIRST_STEPS, with_first_steps
+from skyctl.run.first_steps import FIRST_STEPS, FirstSteps
 
 
 @dataclass
@@ -47,16 +48,14 @@ class Watched:
 
     def run(self, steps: int, until: int | None = None) -> Watched:
         """So many steps, of which ``until`` are made (None: all)."""
-        now = 0
-
-        def figures() -> Measurement:
-            self.asked.append(now)
-            return self.done
-
-        callbacks = RunCallbacks(note=self.notes.append)
-        watcher = with_first_steps(callbacks, self.made, self.first, figures, self, self.keep)  # type: ignore[arg-type]
+        first_steps = FirstSteps.of(self.made, self.first, self.keep)
+        run: Any = SimpleNamespace(journal=self, callbacks=RunCallbacks(note=self.notes.append))
         for now in range(self.first, until or steps):
-            watcher.step(StepProgress(now, steps, 1.0, 0.6, 1.0, None))
+            if first_steps is not None and first_steps.are_over(
+                StepProgress(now, steps, 1.0, 0.6, 1.0, None)
+            ):
+                self.asked.append(now)
+                first_steps.compare(self.done, run)
         return self
 
 

@@ -15,7 +15,7 @@ from skyctl.records.problem import Device, Layer, Problem
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_runner import run_plan
-from skyctl.run.run_context import RunOptions
+from skyctl.run.run_options import RunOptions
 
 WORKERS, ENCODERS, STEPS = 16, 40, 3
 WORKLOAD = f"bert:layers={ENCODERS},hidden=16,heads=2,context=16"

@@ -19,12 +19,12 @@ from skyctl.planning.backend_choice import check_backend_of_plan
 from skyctl.records.backend import BackendChoice, BackendReason
 from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.plan_nodes import nodes_in, writers_in
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
 from skyctl.run.change_notes import backend_note
 from skyctl.run.plan_update import (
     _from_profile,
-    nodes_in,
     observed_slowdowns,
     plan_step_s,
     replan,
@@ -36,7 +36,6 @@ from skyctl.run.plan_update import (
     with_observed_times,
     without_nodes,
     worth_moving,
-    writers_in,
 )
 from skyctl.worker.rank_events import StepEvent
 

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,16 +21,19 @@ from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.planning.parallelism_choice import with_parallelism
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.plan_nodes import nodes_in
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 from skyctl.records.profile import Observation
 from skyctl.records.rhythm import Rhythm
 from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.base import ConnectOptions
-from skyctl.run import replanner
+from skyctl.run import replanner, run_nodes
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.plan_update import nodes_in, replan, with_observed_times, without_nodes
+from skyctl.run.plan_update import replan, with_observed_times, without_nodes
 from skyctl.run.replanner import Replanner
-from skyctl.run.step_metrics import StepCollector
+from skyctl.run.run import Run
+from skyctl.run.run_nodes import RunNodes
+from skyctl.run.step_collector import StepCollector
 
 from ..helpers.events import step_event
 
@@ -78,8 +82,10 @@ class QuietSession:
     """A session that was last heard ``silent_s`` ago, and is not lost."""
 
     lost = None
+    hello = SimpleNamespace(cache="/c")
 
     def __init__(self) -> None:
+        self.id = "s"
         self.silent_s = 0.0
         self.ended = threading.Event()
 
@@ -101,22 +107,25 @@ class Desk:
         self.said: list[str] = []
         self.sessions: dict[str, Any] = {name: QuietSession() for name in NODES}
         watcher = RunCallbacks(note=self.said.append, warn=self.said.append)
-        self.replaced: list[Any] = []
-        self.replanner = Replanner(
-            CLUSTER,
-            None,
-            self.sessions,
-            None,
-            made,
-            watcher,
-            replaced=self.replaced,  # type: ignore[arg-type]
-        )
+        state = SimpleNamespace(state=SimpleNamespace(lost={}, untrusted=(), cluster_file=None))
+        journal: Any = SimpleNamespace(**vars(state), update=lambda **_changes: None)
+        self.run = Run(journal, CLUSTER, self.sessions, watcher)
+        self.replaced = self.run.replaced
+        checkpoints: Any = SimpleNamespace(drop=lambda _name: None)
+        self.nodes = RunNodes(self.run, checkpoints, made)
+        request: Any = None
+        self.replanner = Replanner(self.run, self.nodes, request, None, made)
 
-    def look(self, made: Plan, done: Any, lost: dict[str, str] | None = None) -> None:
+    def lose(self, name: str, session: Any, made: Plan, *, trusted: bool = True) -> None:
+        """The node is given up; that session of it is left."""
+        self.sessions[name] = session
+        self.nodes.give_up(name, "it was lost", made, trusted=trusted)
+
+    def look(self, made: Plan, done: Any) -> None:
         """Until no job is under way."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            self.replanner.update(made, done, STEPS, lost or {})
+            self.replanner.update(made, done, STEPS)
             if self.replanner._job is None or self.replanner.decided is not None:
                 return
             time.sleep(0.01)
@@ -187,7 +196,7 @@ def test_only_nodes_of_the_run_get_another_plan(desk: Callable[[Plan], Desk]) ->
     move = here.replanner.decided
     assert move is not None
     assert set(nodes_in(move.plan)) == {"a", "b"}
-    here.replanner.note_lost("b", here.sessions.pop("b"), made)
+    here.lose("b", here.sessions["b"], made)
     assert here.replanner.decided is None, "it had a node that is lost now"
 
 
@@ -199,7 +208,7 @@ def test_near_the_end_nothing_is_moved(desk: Callable[[Plan], Desk]) -> None:
     here.replanner.check_stages(made, done, 22)
     deadline = time.monotonic() + 60
     while here.replanner._job is not None and time.monotonic() < deadline:
-        here.replanner.update(made, done, 22, {})
+        here.replanner.update(made, done, 22)
         time.sleep(0.01)
     assert here.replanner.decided is None
     assert here.said == []
@@ -214,7 +223,7 @@ def test_a_new_plan_must_be_better_as_measured(
     here = desk(made)
     here.replanner.check_stages(made, collected(made, {slow: 2.5}, 5.0), STEPS)
     here.look(made, collected(made, {slow: 2.5}, 5.0))
-    move, here.replanner.decided = here.replanner.decided, None
+    move = here.replanner.take_decided()
     assert move is not None
     here.look(move.plan, collected(move.plan, {}, step_s, steps=3, first=12))
     assert here.replanner.decided is None, "too early"
@@ -225,7 +234,7 @@ def test_a_new_plan_must_be_better_as_measured(
     if again is not None:
         assert again.plan is made
         assert "back to that" in again.why
-        here.replanner.decided = None
+        here.replanner.take_decided()
     here.replanner.check_stages(made, collected(made, {slow: 2.5}, 5.0, first=20), STEPS)
     here.look(made, collected(made, {slow: 2.5}, 5.0, first=20))
     assert here.replanner.decided is None, "one try in so many steps"
@@ -236,14 +245,14 @@ def test_a_lost_node_that_is_heard_again_is_taken_back(desk: Callable[[Plan], De
     here = desk(first)
     session = here.sessions.pop("b")
     session.silent_s = 20.0
-    here.replanner.note_lost("b", session, first)
+    here.lose("b", session, first)
     made = replan(first, without_nodes(first.problem, {"b": ""}))
     done = collected(made, {}, 5.0)
-    here.look(made, done, {"b": "gone"})
+    here.look(made, done)
     assert here.replanner.decided is None
     session.silent_s = 0.0
-    here.look(made, done, {"b": "gone"})
-    here.look(made, done, {"b": "gone"})
+    here.look(made, done)
+    here.look(made, done)
     move = here.replanner.decided
     assert move is not None
     assert move.why == "node b is back"
@@ -262,11 +271,11 @@ def test_a_lost_node_is_back_only_once_it_has_answered(
     done = collected(made, {}, 5.0)
     now = awake_s()
     session.silent_s = 4.0
-    here.replanner.note_lost("b", session, first)
-    here.look(made, done, {"b": "gone"})
+    here.lose("b", session, first)
+    here.look(made, done)
     assert here.replanner.decided is None, "what was heard came before it was lost"
     session.silent_s = 16.0
-    here.replanner._lost["b"].next_try = 0.0
+    here.nodes.lost["b"].next_try = 0.0
     dialled: list[str] = []
 
     def dial(node: Node, _options: Any) -> None:
@@ -275,14 +284,14 @@ def test_a_lost_node_is_back_only_once_it_has_answered(
 
     monkeypatch.setattr(replanner, "open_session", dial)
     here.replanner._connect = ConnectOptions()
-    here.look(made, done, {"b": "gone"})
-    here.look(made, done, {"b": "gone"})
+    here.look(made, done)
+    here.look(made, done)
     assert dialled == ["b"]
     assert (here.replanner.decided, "b" in here.sessions) == (None, False)
-    monkeypatch.setattr(replanner, "awake_s", lambda: now + 20.0)
+    monkeypatch.setattr(run_nodes, "awake_s", lambda: now + 20.0)
     session.silent_s = 1.0
-    here.look(made, done, {"b": "gone"})
-    here.look(made, done, {"b": "gone"})
+    here.look(made, done)
+    here.look(made, done)
     assert here.replanner.decided is not None
     assert here.sessions["b"] is session
 
@@ -294,7 +303,7 @@ def test_a_node_that_has_gone_again_while_it_was_planned_with_stays_lost(
     here = desk(first)
     session = here.sessions.pop("b")
     session.silent_s = 20.0
-    here.replanner.note_lost("b", session, first)
+    here.lose("b", session, first)
     made = replan(first, without_nodes(first.problem, {"b": ""}))
     session.silent_s = 0.0
     real = replanner._better_plan
@@ -305,9 +314,10 @@ def test_a_node_that_has_gone_again_while_it_was_planned_with_stays_lost(
 
     monkeypatch.setattr(replanner, "_better_plan", goes)
     for _ in range(2):
-        here.look(made, collected(made, {}, 5.0), {"b": "gone"})
+        here.look(made, collected(made, {}, 5.0))
     assert (here.replanner.decided, "b" in here.sessions) == (None, False)
     here.replanner.close()
+    here.nodes.give_back()
     assert here.sessions["b"] is session, "its owner closes it"
 
 
@@ -319,19 +329,19 @@ def test_an_earlier_session_of_a_node_that_is_back_is_closed_once_it_is_heard(
     here = desk(first)
     frozen, other = here.sessions.pop("b"), QuietSession()
     frozen.silent_s = 20.0
-    here.replanner.note_lost("b", frozen, first)
-    here.replanner._lost["b"].next_try = 0.0
+    here.lose("b", frozen, first)
+    here.nodes.lost["b"].next_try = 0.0
     here.replanner._connect = ConnectOptions()
     monkeypatch.setattr(replanner, "open_session", lambda *_: other)
     made = replan(first, without_nodes(first.problem, {"b": ""}))
     for _ in range(2):
-        here.look(made, collected(made, {}, 5.0), {"b": "gone"})
+        here.look(made, collected(made, {}, 5.0))
     assert here.sessions["b"] is other
-    here.look(made, None)
+    here.look(made, collected(made, {}, 5.0))
     assert (here.replaced, frozen.closed) == ([frozen], False)
     frozen.silent_s = 0.0
-    here.replanner.decided = None
-    here.look(made, None)
+    here.replanner.take_decided()
+    here.look(made, collected(made, {}, 5.0))
     assert frozen.ended.wait(10)
     assert here.replaced == [frozen], "its owner looks at what came of it"
 
@@ -411,16 +421,16 @@ def test_a_node_that_is_not_trusted_is_taken_back_only_when_asked_for(desk: Call
     first = plan(problem(), "optimal")
     here = desk(first)
     session = here.sessions.pop("b")
-    here.replanner.note_lost("b", session, first, trusted=False)
+    here.lose("b", session, first, trusted=False)
     made = replan(first, without_nodes(first.problem, {"b": ""}))
     done = collected(made, {}, 5.0)
     for _ in range(3):
-        here.look(made, done, {"b": "it lied"})
+        here.look(made, done)
     assert here.replanner.decided is None
     assert "b" not in here.sessions
     here.replanner.request_nodes(["b"])
-    here.look(made, done, {"b": "it lied"})
-    here.look(made, done, {"b": "it lied"})
+    here.look(made, done)
+    here.look(made, done)
     move = here.replanner.decided
     assert move is not None
     assert here.sessions["b"] is session
@@ -449,7 +459,7 @@ def test_owners_that_are_left_keep_their_own_local_steps(desk: Callable[[Plan], 
     here = desk(first)
     session = here.sessions.pop("a")
     session.silent_s = 20.0
-    here.replanner.note_lost("a", session, first)
+    here.lose("a", session, first)
     made = replan(first, without_nodes(first.problem, {"a": ""}))
     assert [pipeline.local_steps for pipeline in made.pipelines] == [2, 9]
     done = StepCollector(2, STEPS, last_ranks=(0, 1), owners=("b", "c"))
@@ -458,6 +468,6 @@ def test_owners_that_are_left_keep_their_own_local_steps(desk: Callable[[Plan], 
     assert len(done.complete()) == 12
     session.silent_s = 0.0
     for _ in range(3):
-        here.look(made, done, {"a": "gone"})
+        here.look(made, done)
     assert here.sessions["a"] is session
     assert here.replanner.decided is None

@@ -10,44 +10,38 @@ import pytest
 from skyctl.errors import NodeError, ProtocolError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths
 from skyctl.records.base import timestamp
+from skyctl.records.cluster import Cluster, Node
 from skyctl.records.run_state import RunState
-from skyctl.run.event_sink import RunFolderSink
+from skyctl.run.journal import FolderJournal
+from skyctl.run.run import Run
 from skyctl.run.run_nodes import RunNodes
 
-
-class Replanner:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.lost: dict[str, bool] = {}
-        self.asked: list[str] = []
-        self.given_up: dict[str, Any] = {}
-
-    def note_lost(self, name: str, session: Any, _plan: Any, *, trusted: bool = True) -> None:
-        self.lost[name] = trusted
-        self.given_up |= {} if session is None else {name: session}
-
-    def request_nodes(self, names: list[str]) -> None:
-        self.asked += names
+CLUSTER = Cluster(name="c", nodes=tuple(Node(name=name, transport="local") for name in "abc"))
+PLAN: Any = SimpleNamespace(problem=None)
 
 
 def make_sessions() -> dict[str, Any]:
     return {
         name: SimpleNamespace(
-            id=f"s-{name}", hello=SimpleNamespace(cache="/c"), lost=None, disconnected_s=0.0
+            id=f"s-{name}",
+            hello=SimpleNamespace(cache="/c"),
+            lost=None,
+            disconnected_s=0.0,
+            has_answered=lambda _s: True,
         )
         for name in "abc"
     }
 
 
-def make(sessions: dict[str, Any], **known: Any) -> tuple[RunNodes, Replanner, RunFolderSink]:
-    paths, replanner = RunPaths.new(), Replanner()
+def make(sessions: dict[str, Any], **known: Any) -> tuple[RunNodes, FolderJournal]:
+    paths = RunPaths.new()
     now = timestamp()
     fixed = {"created": now, "written": now, "workload": "w", "cluster": "c", "steps": 3}
     state = RunState.model_validate({"run_id": paths.run_id, **fixed, **known})
-    sink = RunFolderSink(paths, state, lambda _note: None)
-    plan: Any = None
-    return RunNodes(sessions, sink, replanner, plan, lambda _name: None), replanner, sink  # type: ignore[arg-type]
+    journal = FolderJournal(paths, state, lambda _note: None)
+    checkpoints: Any = SimpleNamespace(drop=lambda _name: None)
+    run = Run(journal, CLUSTER, sessions)
+    return RunNodes(run, checkpoints, PLAN), journal
 
 
 @pytest.mark.parametrize(
@@ -61,25 +55,27 @@ def make(sessions: dict[str, Any], **known: Any) -> tuple[RunNodes, Replanner, R
 def test_only_one_that_lied_is_not_trusted(error: SkyctlError, trusted: bool) -> None:
     sessions = make_sessions()
     sessions["c"].lost = UnreachableError("node c was lost", node="c")
-    nodes, replanner, sink = make(sessions)
-    nodes.give_up_lost(("b",), error, None)  # type: ignore[arg-type]
-    assert replanner.lost == {"b": trusted, "c": True}
+    nodes, journal = make(sessions)
+    nodes.give_up_lost(("b",), error, PLAN)
+    assert {name: node.trusted for name, node in nodes.lost.items()} == {"b": trusted, "c": True}
     assert list(sessions) == ["a"]
-    assert set(sink.state.lost) == {"b", "c"}
-    assert sink.state.untrusted == (() if trusted else ("b",))
-    assert RunState.model_validate_json(sink.state.to_json()) == sink.state
+    assert set(journal.state.lost) == {"b", "c"}
+    assert journal.state.untrusted == (() if trusted else ("b",))
+    assert RunState.model_validate_json(journal.state.to_json()) == journal.state
 
 
 def test_who_takes_the_run_over_does_not_trust_it_either() -> None:
     sessions = make_sessions()
     known = {"lost": {"b": "it lied", "c": "it was away"}, "untrusted": ("b",)}
-    nodes, replanner, sink = make(sessions, **known)
-    assert replanner.asked == ["c"]
-    assert replanner.lost == {"b": False}
+    nodes, journal = make(sessions, **known)
+    assert nodes.returned == ["c"]
+    assert {name: node.trusted for name, node in nodes.lost.items()} == {"b": False}
     assert set(sessions) == {"a", "c"}
     nodes.note()
-    assert sink.state.lost == {"b": "it lied"}
-    assert sink.state.untrusted == ("b",)
-    sessions["b"] = replanner.given_up.pop("b")  # somebody has asked for it
+    assert journal.state.lost == {"b": "it lied"}
+    assert journal.state.untrusted == ("b",)
+    back = nodes.lost["b"].session
+    assert back is not None
+    assert nodes.take_in("b", back)  # somebody has asked for it
     nodes.update()
-    assert sink.state.untrusted == ()
+    assert journal.state.untrusted == ()

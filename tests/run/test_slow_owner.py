@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.slow_owner import SLOW_ROUNDS, with_slow_owner_note
-from skyctl.run.step_metrics import StepCollector
+from skyctl.run.slow_owner import SLOW_ROUNDS, SlowOwners
+from skyctl.run.step_collector import StepCollector
 
 from ..helpers.events import step_event
 
@@ -22,7 +21,7 @@ def notes_of(computed_s: dict[str, list[float]], local_steps: int = LOCAL_STEPS,
     """
     said: list[str] = []
     collected = StepCollector(3, ROUNDS, last_ranks=(0, 2), owners=("oak", "elm"), unit="round")
-    callbacks = with_slow_owner_note(RunCallbacks(note=said.append), lambda: collected)
+    slow_owners = SlowOwners(collected)
     for number in range(len(computed_s["oak"])):
         round_s = max(each[number] for each in computed_s.values())
         for rank, owner in enumerate(("oak", "elm", "elm")):
@@ -37,8 +36,7 @@ def notes_of(computed_s: dict[str, list[float]], local_steps: int = LOCAL_STEPS,
                 ),
             )
         for progress in collected.complete():
-            assert isinstance(progress, StepProgress)
-            callbacks.step(progress)
+            said += filter(None, [slow_owners.note(progress.step)])
     return said
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.event_sink import metrics_line
-from skyctl.run.step_metrics import StepHistory
+from skyctl.run.journal import metrics_line
+from skyctl.run.step_history import StepHistory
 
 VALIDATION = ValidationMeasurement(step=1, loss=0.5, metrics={"accuracy": 0.25, "odd": None})
 

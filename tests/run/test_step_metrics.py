@@ -15,10 +15,11 @@ from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.rhythm import Rhythm
-from skyctl.run import step_metrics
-from skyctl.run.event_sink import metrics_line
+from skyctl.run import step_collector
+from skyctl.run.journal import metrics_line
 from skyctl.run.owner_figures import measured_owners
-from skyctl.run.step_metrics import StepCollector, build_measurement, layers_spread
+from skyctl.run.step_collector import StepCollector
+from skyctl.run.step_metrics import build_measurement, layers_spread
 from skyctl.worker.rank_events import CheckpointEvent, ValidationEvent
 
 from ..helpers.events import step_event
@@ -52,8 +53,8 @@ def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:
 
 def test_memory_does_not_grow_with_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """And whatever is dropped, the measurement has every step's loss and time."""
-    monkeypatch.setattr(step_metrics, "KEPT_STEPS", 50)
-    monkeypatch.setattr(step_metrics, "PACE_STEPS", 10)
+    monkeypatch.setattr(step_collector, "KEPT_STEPS", 50)
+    monkeypatch.setattr(step_collector, "PACE_STEPS", 10)
     collected = StepCollector(ranks=2, steps=1_000, first=100)
     left = []
     for step in range(100, 1_000):

@@ -32,12 +32,13 @@ def write(record: Any, notes: list[str]) -> tuple[str | None, RunPaths]:
     paths = RunPaths.new()
     spec = rank_spec(0, "n1")
     results = {0: RankResult(1, trace="/t")} if record else {}
-    run = SimpleNamespace(specs=[spec], paths=paths, results=lambda: results)
-    sessions = {
+    state: Any = SimpleNamespace(specs=[spec], results=results)
+    sessions: Any = {
         "n1": SimpleNamespace(fetch=lambda _remote, local, _most: local.write_text(json.dumps(record)))
     }
     watcher = RunCallbacks(note=notes.append)
-    return write_trace(run, sessions, simulated_timeline(PLAY, ["n1/cpu:0"]), watcher), paths  # type: ignore[arg-type]
+    simulated = simulated_timeline(PLAY, ["n1/cpu:0"])
+    return write_trace(state, paths, sessions, simulated, watcher), paths
 
 
 def test_a_file_and_a_picture() -> None:

@@ -12,7 +12,7 @@ import pytest
 from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
-from skyctl.supervision.run_lock import (
+from skyctl.run.run_lock import (
     acquire_run_lock,
     end_supervisor,
     supervisor_status,
@@ -21,7 +21,7 @@ from skyctl.supervision.run_lock import (
 
 HOLDER = """
 import sys, time
-from skyctl.supervision.run_lock import acquire_run_lock
+from skyctl.run.run_lock import acquire_run_lock
 from skyctl.files import RunPaths
 with acquire_run_lock(RunPaths(sys.argv[1]), attached=False):
     print("held", flush=True)

@@ -9,7 +9,7 @@ import pytest
 from skyctl.compare.run_figures import RunFigures
 from skyctl.errors import InputError
 from skyctl.files import RunPaths
-from skyctl.supervision.run_lock import acquire_run_lock
+from skyctl.run.run_lock import acquire_run_lock
 from skyctl.supervision.run_status import resolve_run
 from skyctl.supervision.run_watcher import MOST_POINTS, RECENT_STEPS, RunWatcher, StepSeries
 

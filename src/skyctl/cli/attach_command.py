@@ -16,7 +16,7 @@ from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
     from skyctl.run.callbacks import RunCallbacks
-    from skyctl.supervision.run_lock import RunLock
+    from skyctl.run.run_lock import RunLock
     from skyctl.supervision.run_status import InspectedRun
 
 POLL_S = 0.25
@@ -36,7 +36,7 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
     Ctrl-C asks whether to stop the run, to detach from it or to go on; without a terminal and with -y it
     stops it. SIGTERM and a closed terminal detach.
     """
-    from skyctl.supervision.run_lock import acquire_run_lock
+    from skyctl.run.run_lock import acquire_run_lock
     from skyctl.supervision.run_status import inspect_run, refuse_other_machine, resolve_run
 
     observed = resolve_run(run)

@@ -94,7 +94,7 @@ def bench_sync(
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.jobs.sum_benchmark import gradients_source, plan_sums, sum_figures
     from skyctl.planning.plan_options import PlanOptions
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run_options import RunOptions
 
     syncs, sync_format = parse_sync_list(options.sync), parse_sync_format(options.sync_format)
     if sync_format is not None and sync_format.startswith("powersgd"):

@@ -156,7 +156,7 @@ def rm(
 ) -> int:
     """Remove a run's checkpoints from all nodes, and from here. Exit 4 where a node did not answer."""
     from skyctl.checkpoint.launcher.stored_checkpoints import remove_checkpoints
-    from skyctl.supervision.run_lock import acquire_run_lock
+    from skyctl.run.run_lock import acquire_run_lock
     from skyctl.supervision.run_status import load_run, refuse_running
 
     stored_run = load_run(run)

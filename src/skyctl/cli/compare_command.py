@@ -281,7 +281,7 @@ def _measured(
     from skyctl.jobs.contradiction_recheck import recheck_contradictions
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.learning.observations import keep_observations
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run_options import RunOptions
 
     connect = options.connect_options(target.path)
     with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:

@@ -58,7 +58,7 @@ def demo(
         from skyctl.cli.show_profile import show_profile
         from skyctl.jobs.node_sessions import connect_nodes, require_all
         from skyctl.jobs.report_builder import build_report
-        from skyctl.run.run_context import RunOptions
+        from skyctl.run.run_options import RunOptions
 
         connect = ConnectionOptions().connect_options(None)
         sessions = stack.enter_context(connect_nodes(nodes, connect, progress, connector=connector))

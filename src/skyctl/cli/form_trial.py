@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run_options import RunOptions
 
 TrialOption = Annotated[
     bool,

@@ -307,7 +307,7 @@ def _train(
         connector = stack.enter_context(make_connector(nodes, target.everyone))
         progress("loading the workload")
         request, loaded = _load(out, load)
-        from skyctl.supervision.run_handle import new_run
+        from skyctl.supervision.run_opening import new_run
         from skyctl.supervision.run_settings import saved_settings
 
         sessions = stack.enter_context(connect_nodes(nodes, connect, progress, target.everyone, connector))

@@ -340,10 +340,10 @@ def _run(
     from skyctl.cli.run_display import detachable_callbacks, show_outcome
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
-    from skyctl.run.scripts.script_group import SCRIPT_MODULE
+    from skyctl.run.scripts.script_attempt import SCRIPT_MODULE
     from skyctl.run.scripts.script_ranks import find_batch_size
     from skyctl.supervision.background_supervisor import hand_over
-    from skyctl.supervision.run_handle import new_run
+    from skyctl.supervision.run_opening import new_run
     from skyctl.supervision.run_settings import script_settings
     from skyctl.supervision.script_supervision import supervise_script
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from skyctl.records.measurement import Measurement, OwnerMeasurement, ValidationMeasurement
     from skyctl.records.plan import Plan
     from skyctl.run.callbacks import RankOfNode, RunCallbacks, StepProgress
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run import Run
+    from skyctl.run.run_options import RunOptions
     from skyctl.supervision.background_supervisor import RunEnd
-    from skyctl.supervision.run_handle import RunHandle
     from skyctl.supervision.run_logs import RankLogLine
 
 InterruptAnswer = Literal["stop", "detach", "go on"]
@@ -219,7 +219,7 @@ def measure_with_progress(
 def supervise_on_terminal(
     out: Output,
     progress: ProgressDisplay,
-    run: RunHandle,
+    run: Run,
     make_plan: Callable[[], Plan],
     *,
     yes: bool,
@@ -233,7 +233,7 @@ def supervise_on_terminal(
         detach: leave it to the background once it trains.
     """
     from skyctl.supervision.background_supervisor import hand_over
-    from skyctl.supervision.resume import supervise_run
+    from skyctl.supervision.plan_supervision import supervise_run
 
     with detachable_callbacks(out, progress, (signal.SIGHUP,), yes=yes, detach=detach) as callbacks:
         return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skyctl.records.backend import Backend
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run_options import RunOptions
 
 DEFAULT_STEPS = 100
 HoldOption = Annotated[
@@ -261,7 +261,7 @@ class LaunchOptions(
         Args:
             backend: what is to carry tensors whatever the plan says; None: what it says.
         """
-        from skyctl.run.run_context import RunOptions
+        from skyctl.run.run_options import RunOptions
 
         return RunOptions(
             steps=self.steps_wanted,

@@ -11,16 +11,16 @@ from skyctl.agent.task_events import read_as_json
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.timeline_charts import plot_trace
 from skyctl.errors import ProtocolError, RecordError, SkyctlError
-from skyctl.files import write_atomic
+from skyctl.files import RunPaths, write_atomic
 from skyctl.remote.agent_session import Session
+from skyctl.run.attempt_state import AttemptState
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec, holding_specs
 from skyctl.worker.rank_order import RankOrder
 from skyctl.worker.trace.trace_document import TraceDocument, trace_limit_bytes
 
 
-def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
+def gather_weights(state: AttemptState, paths: RunPaths, sessions: Mapping[str, Session]) -> Path:
     """Fetches every rank's part and merges them into the run's one safetensors file.
 
     Raises:
@@ -31,26 +31,26 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
 
     parts: list[Path] = []
     try:
-        for rank, result in sorted(ranks.results().items()):
-            spec = ranks.specs[rank]
+        for rank, result in sorted(state.results.items()):
+            spec = state.specs[rank]
             if spec.pipeline != 0:
                 continue  # the first pipeline's are the same
             if result.weights is None:
                 raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)
-            parts.append(ranks.paths.weights_part(rank))
+            parts.append(paths.weights_part(rank))
             sessions[spec.node].fetch(result.weights, parts[-1], sum(spec.shard_limits.values()))
             _check_weights(parts[-1], spec)
         own_names = all(read_header(part).metadata.get("own_names") == "True" for part in parts)
         merge(
             parts,
-            ranks.paths.weights,
+            paths.weights,
             named=lambda _, name: name.partition(".")[2] if own_names else name,
             shared=own_names,
         )
-        return ranks.paths.weights
+        return paths.weights
     except OSError as exc:
         raise SkyctlError(
-            f"cannot write the trained weights to {ranks.paths.weights}: {exc.strerror or exc}",
+            f"cannot write the trained weights to {paths.weights}: {exc.strerror or exc}",
             hint="free some space, or set SKYCTL_HOME to another disk",
         ) from exc
     finally:
@@ -80,19 +80,21 @@ def _check_weights(path: Path, spec: RankSpec) -> None:
     )
 
 
-def gather_traces(ranks: RankGroup, sessions: Mapping[str, Session]) -> list[dict[str, Any]]:
+def gather_traces(
+    state: AttemptState, paths: RunPaths, sessions: Mapping[str, Session]
+) -> list[dict[str, Any]]:
     """Fetches every rank's record (``worker.trace_recorder``), in the ranks' order; nothing stays beside it.
 
     Raises:
         SkyctlError: a rank's record did not come or can't be read.
     """
-    results = ranks.results()
-    first = ranks.specs[0].order
+    results = state.results
+    first = state.specs[0].order
     assert isinstance(first, RankOrder), "helpers come last"
     limit = trace_limit_bytes(first.microbatches)
     out: list[dict[str, Any]] = []
-    for spec in ranks.specs:
-        part = ranks.paths.trace_part(spec.rank)
+    for spec in state.specs:
+        part = paths.trace_part(spec.rank)
         try:
             result = results.get(spec.rank)
             if result is None or result.trace is None:
@@ -117,7 +119,11 @@ def _plain_trace(document: Any, spec: RankSpec) -> dict[str, Any]:
 
 
 def write_trace(
-    ranks: RankGroup, sessions: Mapping[str, Session], simulated: timeline.Timeline, callbacks: RunCallbacks
+    state: AttemptState,
+    paths: RunPaths,
+    sessions: Mapping[str, Session],
+    simulated: timeline.Timeline,
+    callbacks: RunCallbacks,
 ) -> str | None:
     """Writes ``trace.json`` and ``trace.svg``; the first one's path.
 
@@ -125,20 +131,20 @@ def write_trace(
     lose it.
     """
     callbacks.phase("gathering the trace")
-    devices = [spec.device for spec in holding_specs(ranks.specs)]
-    clocks = [spec.order.world.clock_of for spec in ranks.specs]
+    devices = [spec.device for spec in holding_specs(state.specs)]
+    clocks = [spec.order.world.clock_of for spec in state.specs]
     try:
-        traces = gather_traces(ranks, sessions)
+        traces = gather_traces(state, paths, sessions)
         measured = timeline.measured_timeline(traces, devices, clocks)
         if not measured.steps:
             raise SkyctlError("the ranks have no step in common in what they recorded")
-        made = chrome_trace.trace_document(measured, simulated, run_id=ranks.paths.run_id)
-        write_atomic(ranks.paths.trace, json.dumps(made, separators=(",", ":"), ensure_ascii=False) + "\n")
+        made = chrome_trace.trace_document(measured, simulated, run_id=paths.run_id)
+        write_atomic(paths.trace, json.dumps(made, separators=(",", ":"), ensure_ascii=False) + "\n")
     except SkyctlError as exc:
         callbacks.note(f"no trace: {exc}")
         return None
     try:
-        plot_trace(measured, simulated, ranks.paths.trace_picture)
+        plot_trace(measured, simulated, paths.trace_picture)
     except SkyctlError as exc:
         callbacks.note(f"no picture of the trace: {exc}")
-    return str(ranks.paths.trace)
+    return str(paths.trace)

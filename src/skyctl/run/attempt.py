@@ -1,364 +1,364 @@
-"""One attempt of a run: what its ranks are told, the checkpoints they write, and what is kept of them."""
+"""One attempt of a run: its ranks are started or taken over, watched, and ended.
+
+Every rank says every few seconds that it is alive and what it is at; who falls silent is named
+(``health_monitor``), and so are all of them when each only waits for another. ``AttemptState`` has what they
+have said; this is what starts them, hears them, and does what follows from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import math
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
 
-from skyctl.checkpoint.launcher import policy, restore
-from skyctl.checkpoint.launcher.replicator_group import run_folder_on_node
-from skyctl.checkpoint.node.recovery import RestorePoint
-from skyctl.checkpoint.node.replicator_events import ShardDigest
-from skyctl.compare.timeline import plan_timeline
-from skyctl.device.cgroup import read_limits
-from skyctl.device.process_memory import private_bytes
-from skyctl.jobs.training_request import send_workload
-from skyctl.learning.cluster_changes import (
-    change_table,
-    local_memory_changes,
-    plan_changes,
-    refuse_changes,
-)
-from skyctl.planner.plan_record import pipeline_simulations
-from skyctl.records.cluster import node_of
-from skyctl.records.measurement import Measurement
-from skyctl.records.plan import Plan
+from skyctl.agent.task_events import LogEvent
+from skyctl.checkpoint.launcher.run_checkpoints import RunCheckpoints
+from skyctl.errors import RunError, SkyctlError
+from skyctl.learning.cluster_changes import change_table, plan_changes, refuse_changes
+from skyctl.records.plan_nodes import nodes_in
+from skyctl.remote.awake_clock import awake_s
+from skyctl.remote.credentials import make_credentials
 from skyctl.remote.remote_task import RemoteTask
-from skyctl.run.artifacts import gather_weights, write_trace
-from skyctl.run.callbacks import EventHistory, RankGroupHooks, RunCallbacks
-from skyctl.run.first_steps import with_first_steps
-from skyctl.run.plan_update import nodes_in, observed_slowdowns
-from skyctl.run.rank_failure import FailureReport
-from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import (
-    AttemptCheckpoints,
-    RankSpec,
-    holding_specs,
-    rank_specs,
-    rank_task_name,
-    used_nodes,
+from skyctl.remote.task_group import GroupEvent
+from skyctl.run.attempt_orders import AttemptOrders, refuses_changes
+from skyctl.run.attempt_results import AttemptResults
+from skyctl.run.attempt_state import (
+    AttemptState,
+    CheckpointWritten,
+    News,
+    NodesSeen,
+    Tell,
 )
-from skyctl.run.run_context import RunContext
-from skyctl.run.slow_owner import with_slow_owner_note
-from skyctl.run.step_metrics import (
-    StepCollector,
-    StepHistory,
-    build_measurement,
-    with_differences,
-)
-from skyctl.run.sum_claims import planned_numels
-from skyctl.worker.rank_events import EnvironmentEvent
-from skyctl.workload.workload_spec import WorkloadSpec
+from skyctl.run.callbacks import StepProgress
+from skyctl.run.first_steps import FirstSteps, KeepPart
+from skyctl.run.health_monitor import HealthMonitor
+from skyctl.run.rank_failure import RankState, as_skyctl_error
+from skyctl.run.rank_spec import peer_pairs, rank_task_name, replica_sets
+from skyctl.run.rank_tasks import RankTasks
+from skyctl.run.run import Run
+from skyctl.run.run_options import RunOptions
+from skyctl.run.slow_owner import SlowOwners
+from skyctl.worker.rank_events import EnvironmentEvent, HeartbeatEvent, RankEvent
+from skyctl.worker.rank_requests import StopTrainingRequest
 
+RANK_MODULE = "skyctl.worker.rank"
+TICK_S = 0.5
 LAST_CHECKPOINT_STEPS = 3.0
 """How many steps' time the ranks have to end after the one under way: all are to finish it, and to write."""
 
 
-@dataclass(frozen=True)
-class AdoptedRanks:
-    """Ranks that another process has started, as ``RankGroup.adopt`` takes them over."""
+class AttemptListener(Protocol):
+    """Whoever plays the run (``plan_runner``), and decides what it goes on with."""
 
-    tasks: Mapping[int, RemoteTask]
-    past: EventHistory
-    reported: int = 0
+    def step(self, progress: StepProgress) -> None:
+        """Every rank has finished that step."""
+
+    def checkpoint(self, step: int) -> None:
+        """Every rank has written its layers after so many steps."""
+
+    def tick(self) -> None:
+        """Called twice a second while the ranks start and train."""
 
 
 class Attempt:
-    """One set of ranks: ``start`` or ``adopt``, then ``watch`` and ``finish``; ``end`` in any case.
+    """The ranks of one attempt: ``start`` or ``adopt``, then ``watch``; ``end`` in any case.
+
+    Attributes:
+        state: what its ranks have said.
+        results: what it has come to.
+        is_ending: they were told to end soon.
 
     Args:
-        number: counted from 1 over all attempts of the run.
+        keep_part: for what its first steps see; None: these are not compared with the plan.
     """
 
-    def __init__(self, context: RunContext, plan: Plan, number: int) -> None:
-        self._context, self._plan, self._number = context, plan, number
-        self._simulations = pipeline_simulations(plan)
-        self._ranks: RankGroup | None = None
-        self._specs: list[RankSpec] = []
-        self._started = False
-
-    @property
-    def failure(self) -> FailureReport | None:
-        """What is known of how the attempt ended."""
-        return self._ranks.failure if self._ranks is not None else None
-
-    @property
-    def collected(self) -> StepCollector | None:
-        """The figures so far; None before its ranks are started."""
-        return self._ranks.collected if self._ranks is not None else None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether its ranks have ended a step."""
-        return self.collected is not None and self.collected.reported > self.collected.first
-
-    @property
-    def done_steps(self) -> int:
-        """Steps that every rank has finished, those of earlier attempts included."""
-        return self._ranks.collected.reported if self._ranks is not None else 0
-
-    def restore(self, done: int) -> RestorePoint | None:
-        """Brings the newest checkpoint that this plan can go on from to its nodes; None: there is none.
-
-        Args:
-            done: steps that the run has finished.
-        """
-        context = self._context
-        context.callbacks.phase("looking for the newest checkpoint")
-        here = context.sink.paths.checkpoints
-        found = restore.restore_newest(
-            context.start_replicators(nodes_in(self._plan), wait=True),
-            self._plan,
-            done=done,
-            here=here if here.is_dir() else None,
-            warn=context.callbacks.warn,
+    def __init__(
+        self,
+        run: Run,
+        orders: AttemptOrders,
+        options: RunOptions,
+        checkpoints: RunCheckpoints,
+        listener: AttemptListener,
+        keep_part: KeepPart | None = None,
+    ) -> None:
+        self._run, self._orders, self._options = run, orders, options
+        self._checkpoints, self._listener = checkpoints, listener
+        nodes = {spec.node: run.sessions[spec.node].node for spec in orders.specs}
+        self.state = AttemptState(orders.specs, nodes, first=orders.first)
+        self.is_ending = self._is_started = False
+        self._tasks = RankTasks("rank", run.sessions, run.callbacks.interrupted)
+        self._monitor = HealthMonitor(
+            self.state.ranks, self._tasks.sessions, options.deadlines, run.callbacks
         )
-        context.restarts_from(found.step if found is not None else None, self._plan)
-        return found
+        self._ticked_at = 0.0
+        self.results = AttemptResults(run, orders, self.state)
+        self._slow_owners = SlowOwners(self.state.collected)
+        self._first_steps = FirstSteps.of(orders.plan, orders.first, keep_part)
 
-    def start(self, origin: RestorePoint | None) -> None:
-        """Ships what is needed, starts the ranks and brings them together. Raises as ``RankGroup.start``.
+    # --- from the start to the end
 
-        Args:
-            origin: the checkpoint that they go on from.
+    def start(self) -> None:
+        """Starts the ranks and brings the pairs together; returns when all are ready and told to go.
 
         Raises:
-            ClusterChangedError: ranks on this machine need more memory together than is free; none begins.
+            MismatchError: what the ranks found is not what the plan was made for.
+            RunError: a rank failed or fell silent.
+            WorkloadError: two ranks that hold a layer begin with other weights.
         """
-        context, plan = self._context, self._plan
-        if self._refuses_changes:
-            self._refuse_local_shortage()
-        addresses = context.addresses(nodes_in(plan))
-        context.callbacks.phase("shipping the workload")
-        workload = self._ship_workload(origin)
-        self._specs = self._rank_specs(workload, addresses, self._checkpoints(origin, workload))
-        self._ranks = self._make_ranks(0 if origin is None else origin.step)
-        self._ranks.start()
-        self._started = True
-        if context.options.writes_checkpoints:
-            context.start_replicators(nodes_in(plan), wait=False)
+        specs = self._orders.specs
+        self._run.callbacks.phase(f"starting {len(specs)} ranks")
+        self._monitor.begin()
+        credentials = make_credentials(
+            len(specs),
+            peer_pairs(specs),
+            replica_sets(specs),
+            encrypt=self._options.encrypt or self._orders.plan.encrypted,
+        )
+        for spec, own in zip(specs, credentials, strict=True):  # they go over the sessions only
+            self._tasks.start(spec.node, RANK_MODULE, spec.with_credentials(own))
+        while self.state.is_starting:
+            self._follow(self.state.come_together(*self._next()))
+        self._begin()
 
-    def adopt(self, adopted: AdoptedRanks) -> None:
-        """Takes over ranks that another process has started.
+    def adopt(self, tasks: Mapping[int, RemoteTask]) -> None:
+        """In place of ``start``: ranks that another process has started.
 
-        Their orders are made again, without what only that process knew: paths on nodes, and addresses.
+        Args:
+            tasks: by rank.
         """
-        context = self._context
-        attempts = context.sink.state.attempts
-        nodes = nodes_in(self._plan)
-        workload = dict.fromkeys(nodes, context.request.spec)
-        self._specs = self._rank_specs(workload, dict.fromkeys(nodes, ""), AttemptCheckpoints())
-        self._ranks = self._make_ranks(attempts[-1].from_step if attempts else 0)
-        self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
-        self._started = True
-        if context.options.writes_checkpoints:
-            context.start_replicators(nodes_in(self._plan), wait=False)
+        journal = self._run.journal
+        for spec in self._orders.specs:
+            self._tasks.adopt(spec.node, tasks[spec.rank])
+        self.state.let_end_early()
+        self._follow(self.state.replay(journal.past(), journal.reported))
+        for rank in self.state.ranks:
+            rank.heard_at = awake_s()
+        self._begin()
 
     def watch(self) -> None:
-        """Until every rank has returned. Raises as ``RankGroup.watch``; after Ctrl-C a last checkpoint."""
-        assert self._ranks is not None
-        context = self._context
+        """Handles events until every rank has returned; after Ctrl-C a last checkpoint.
+
+        Raises:
+            RunError: the first cause, by time, where a rank failed, fell silent or all stalled.
+            KeyboardInterrupt: the user, or a signal, ends it (``Detached``: it goes on without this process).
+        """
+        run, iteration_s = self._run, self._orders.plan.predicted.iteration_s
         try:
-            self._ranks.watch(self._plan.predicted.iteration_s)
+            run.callbacks.phase("training")
+            self._monitor.expect(iteration_s)
+            if failed := [rank for rank in self.state.ranks if rank.failure is not None]:
+                raise self._first_cause(failed[0])
+            with self._tasks.interrupts_as_events():
+                self._until_all_returned()
         except KeyboardInterrupt as exc:
             if type(exc) is KeyboardInterrupt and self.end_early():
-                context.sink.update(status="stopping")
-                context.callbacks.phase("stopping after a last checkpoint; Ctrl-C again stops at once")
-                if not self._ranks.finish(self.last_checkpoint_s):
+                run.journal.update(status="stopping")
+                run.callbacks.phase("stopping after a last checkpoint; Ctrl-C again stops at once")
+                if not self._all_end_within(self.last_checkpoint_s):
                     self.warn_no_last_checkpoint()
             raise
 
     @property
     def last_checkpoint_s(self) -> float:
         """How long the step under way and a last checkpoint may take."""
-        step_s = max(self._plan.predicted.iteration_s, self._context.sink.state.iteration_s or 0.0)
-        return max(self._context.options.deadlines.stop_s, LAST_CHECKPOINT_STEPS * step_s)
+        seen_s = self._run.journal.state.iteration_s or 0.0
+        step_s = max(self._orders.plan.predicted.iteration_s, seen_s)
+        return max(self._options.deadlines.stop_s, LAST_CHECKPOINT_STEPS * step_s)
 
     def warn_no_last_checkpoint(self) -> None:
         """Says that the run has ended without the checkpoint that was to be its last."""
-        self._context.callbacks.warn(
+        self._run.callbacks.warn(
             "there is no last checkpoint: the ranks did not come to the end of a step within "
             f"{self.last_checkpoint_s:.0f} s"
         )
 
-    @property
-    def ending(self) -> bool:
-        """Whether the ranks were told to end soon."""
-        return self._ranks is not None and self._ranks.ending
-
     def end_early(self) -> bool:
-        """Has the ranks end soon, with a checkpoint; False where they can't."""
-        if self._ranks is None or not (self._started and self._context.options.writes_checkpoints):
+        """Has the ranks end, with a checkpoint, after the step under way or the next; False: they can't."""
+        if not (self._is_started and self._options.writes_checkpoints):
             return False
-        self._ranks.end_early()
+        if not self.is_ending:
+            self.is_ending = True
+            self.state.let_end_early()
+            with suppress(SkyctlError):
+                self._tasks.send(0, StopTrainingRequest())
         return True
 
-    def finish(self, history: StepHistory) -> Measurement:
-        """Gathers the weights and says what was measured, of all attempts."""
-        assert self._ranks is not None
-        context = self._context
-        context.callbacks.phase("gathering the trained weights")
-        weights = gather_weights(self._ranks, context.sessions) if context.options.weights else None
-        path = str(weights) if weights else None
-        collected = self._ranks.collected
-        if collected.reported <= collected.first:  # its checkpoint was the last step's
-            return history.alone(context.sink.paths.run_id, self._plan, path, self._number)
-        done = history.of_all(self._measurement(path), self._number)
-        if len(self._simulations) > 1 or self._plan.problem.rhythm.is_rounds:
-            return done
-        return with_differences(self._simulations[0], done)
-
-    def with_trace(self, done: Measurement) -> Measurement:
-        """The measurement with the trace of this attempt."""
-        assert self._ranks is not None
-        simulated = plan_timeline(self._plan, self._simulations)
-        trace = write_trace(self._ranks, self._context.sessions, simulated, self._context.callbacks)
-        return done.model_copy(update={"trace": trace})
-
-    def slowdowns(self) -> dict[str, float]:
-        """By device, measured ÷ predicted of its layers' time, as far as can be told."""
-        collected = self.collected
-        return {} if collected is None else observed_slowdowns(self._plan, collected.settled_events())
-
     def end(self, limit_s: float = 0.0) -> None:
-        """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted."""
-        if self._ranks is not None:
-            self._ranks.stop()
-            if limit_s:
-                lost = [spec.node for spec in self._specs if spec.node not in self._context.sessions]
-                self._ranks.wait_gone(limit_s, lost)
+        """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted.
 
-    # --- what the ranks are told
-
-    def _rank_specs(
-        self,
-        workload: Mapping[str, WorkloadSpec],
-        addresses: Mapping[str, str],
-        checkpoints: AttemptCheckpoints,
-    ) -> list[RankSpec]:
-        context = self._context
-        made = rank_specs(
-            self._plan,
-            context.cluster,
-            run_id=context.sink.paths.run_id,
-            steps=context.options.steps,
-            workload=workload,
-            addresses=addresses,
-            weights=context.options.weights,
-            recipe=context.request.recipe,
-            trace=context.options.trace,
-            checkpoints=checkpoints,
-        )
-        limits = policy.shard_limits(self._plan.problem)
-        numels = planned_numels(self._plan.problem)
-        return [
-            replace(spec, shard_limits={n: limits[n] for n in spec.layers}, summed_numels=numels)
-            for spec in made
-        ]
-
-    def _ship_workload(self, origin: RestorePoint | None) -> dict[str, WorkloadSpec]:
-        """By node that holds a stage, the workload as that node is told it.
-
-        Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
+        What they had still said by then is taken in: steps and checkpoints that were done are done.
         """
-        plan, context = self._plan, self._context
-        spec = context.request.spec
-        held = restore.layers_by_node(plan)
-        nodes = used_nodes(plan, context.cluster)
-        layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
-        ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
-        sessions = {name: context.sessions[name] for name in layers}
-        restored = origin is not None and spec.init_from is not None
-        stored = None if restored else layers
-        return send_workload(spec, sessions, with_data=ends, layers=stored, files=context.files_to_ship())
+        self._tasks.kill()
+        if limit_s:
+            lost = [spec.node for spec in self._orders.specs if spec.node not in self._run.sessions]
+            self._tasks.wait_gone(limit_s, lost, self._take_last)
 
-    def _checkpoints(self, origin: RestorePoint | None, holding: Collection[str]) -> AttemptCheckpoints:
-        """The attempt's checkpoints, on the nodes that hold layers."""
-        context = self._context
-        every = None
-        if context.options.writes_checkpoints:
-            every = context.options.checkpoint_every
-            if every is None:
-                every = policy.checkpoint_interval(self._plan, context.options.replica_count)
-        run_id = context.sink.paths.run_id
-        return AttemptCheckpoints(
-            attempt=self._number,
-            folders={node: str(run_folder_on_node(context.sessions[node], run_id)) for node in holding},
-            origin=origin,
-            every=every,
-            keep=context.options.kept_steps,
-        )
+    def _begin(self) -> None:
+        self._is_started = True
+        if self._options.writes_checkpoints:
+            self._checkpoints.start_replicators(nodes_in(self._orders.plan), wait=False)
 
-    def _make_ranks(self, first: int) -> RankGroup:
-        context = self._context
-        hooks = RankGroupHooks(
-            message=lambda spec, said: context.sink.heard(spec.node, rank_task_name(spec.rank), said),
-            tick=self._tick,
-            checkpoint=self._on_checkpoint,
-            facts=self._check_facts,
-        )
-        return RankGroup(
-            context.sink.paths,
-            self._specs,
-            dict(context.sessions),  # its own: a node that is given up still has to be told
-            self._callbacks(first),
-            context.options.deadlines,
-            hooks,
-            first=first,
-            encrypt=context.options.encrypt or self._plan.encrypted,
-        )
+    # --- what ranks say
 
-    def _callbacks(self, first: int) -> RunCallbacks:
-        """Those that say early which part of a step is not as predicted.
+    def _until_all_returned(self, deadline: float = math.inf) -> None:
+        while not self.state.has_returned and time.monotonic() < deadline:
+            self._tick()
+            self._follow(self.state.report(*self._next(deadline)))
+
+    def _all_end_within(self, limit_s: float) -> bool:
+        """After an interrupt: whether every rank ends by itself. A further interrupt is raised again."""
+        try:
+            self._until_all_returned(time.monotonic() + limit_s)
+        except SkyctlError:
+            return False
+        return self.state.has_returned
+
+    def _next(self, deadline: float = math.inf) -> tuple[int, RankEvent | LogEvent]:
+        """The next event that is more than a sign of life; a failure becomes the error of its first cause."""
+        while True:
+            came = self._tasks.receive(TICK_S)
+            if came is None:
+                self._check_health()
+                self._tick()
+                if time.monotonic() > deadline:
+                    raise RunError("the ranks did not end in time")
+                continue
+            event = self._take(came)
+            rank = self.state.ranks[came.key]
+            if rank.failure is not None:
+                raise self._first_cause(rank)
+            if isinstance(event, HeartbeatEvent):
+                self.state.note_phase(came.key, event)
+                self._check_health()
+                self._tick()
+            elif event is not None:
+                return came.key, event
+
+    def _take(self, came: GroupEvent[int]) -> RankEvent | LogEvent | None:
+        """Takes in what came of a rank, written down before anything else; its end becomes its ``failure``.
+
+        None: it needs no handling.
+        """
+        rank = self.state.ranks[came.key]
+        if came.error is not None:
+            rank.failure = rank.failure or as_skyctl_error(came.error)
+            return None
+        message = None if came.value is None else self.state.read(came.key, came.value)
+        spec = rank.spec
+        if message is None or not self._run.journal.heard(
+            spec.node, rank_task_name(spec.rank), message.plain
+        ):
+            return None
+        event = self.state.accept(came.key, message.event)
+        if not isinstance(event, LogEvent):
+            return event
+        for line in event.text.splitlines():
+            self._run.callbacks.log(spec, line)
+        return None
+
+    def _take_late(self, came: GroupEvent[int]) -> RankEvent | LogEvent | None:
+        """Something came when the attempt was over already."""
+        with suppress(SkyctlError):
+            if (event := self._take(came)) is not None:
+                self._follow(self.state.report(came.key, event))
+                return event
+        return None
+
+    def _take_last(self, came: GroupEvent[int]) -> None:
+        if came.error is None:
+            self._take_late(came)
+
+    def _follow(self, news: Iterable[News]) -> None:
+        """Does what follows from what ranks have said."""
+        for item in news:
+            if isinstance(item, Tell):
+                self._tasks.send(item.rank, item.request)
+            elif isinstance(item, NodesSeen):
+                self._judge_nodes(item.facts)
+            elif isinstance(item, StepProgress):
+                self._end_step(item)
+            elif isinstance(item, CheckpointWritten):
+                self._note_checkpoint(item)
+            elif item.is_warning:
+                self._run.callbacks.warn(item.text)
+            else:
+                self._run.callbacks.note(item.text)
+
+    def _judge_nodes(self, facts: Mapping[int, EnvironmentEvent]) -> None:
+        """Raises MismatchError where nodes are not what the plan was made for, or says it."""
+        changes = plan_changes(self._orders.plan, facts)
+        if refuses_changes(self._options, self._orders.number):
+            refuse_changes(self._orders.plan, changes)
+        elif changes:
+            lines = "\n".join(change_table(changes))
+            self._run.callbacks.warn(f"the cluster is not what the plan was made for:\n{lines}")
+
+    def _end_step(self, progress: StepProgress) -> None:
+        """A step has ended. It is said early which part of it is not as predicted.
 
         And which owner rounds have come to wait for, where there is no deadline for that.
         """
-        context, callbacks = self._context, self._context.callbacks
-        if self._plan.problem.rhythm.round_deadline_s is None:
-            callbacks = with_slow_owner_note(callbacks, lambda: self.collected)
-        if context.keep_part is None:
-            return callbacks
-        return with_first_steps(
-            callbacks, self._plan, first, self._measurement, context.sink, context.keep_part
-        )
+        self._listener.step(progress)
+        callbacks, first_steps = self._run.callbacks, self._first_steps
+        if self._orders.plan.problem.rhythm.round_deadline_s is None:
+            note = self._slow_owners.note(progress.step)
+            if note is not None:
+                callbacks.note(note)
+        if first_steps is not None and first_steps.are_over(progress):
+            first_steps.compare(self.results.measurement(), self._run)
 
-    @property
-    def _refuses_changes(self) -> bool:
-        """Only the first attempt does: later ones train on what is there, and it is said."""
-        return self._number == 1 and not self._context.options.ignore_changes
+    def _note_checkpoint(self, written: CheckpointWritten) -> None:
+        self._checkpoints.written(written.step)
+        self._listener.checkpoint(written.step)
+        if self._options.keep_here:
+            writers = [spec for spec in self._orders.specs if spec.pipeline == 0]
+            nodes = {layer: spec.node for spec in writers for layer in spec.layers}
+            places = {layer: nodes[layer] for layer in written.shards}
+            self._checkpoints.copy_here(written.step, places, written.shards)
 
-    def _refuse_local_shortage(self) -> None:
-        """Of ranks on this machine, before they are started: many of them fill its memory by being there."""
-        from skyctl.device.node_environment import host_memory
-
-        nodes = [node.name for node in self._context.cluster.nodes if node.transport == "local"]
-        free = host_memory(read_limits())["available_bytes"] - private_bytes()  # this process stays
-        refuse_changes(self._plan, local_memory_changes(self._plan, nodes, free))
-
-    def _check_facts(self, facts: Mapping[int, EnvironmentEvent]) -> None:
-        found = plan_changes(self._plan, facts)
-        if self._refuses_changes:
-            refuse_changes(self._plan, found)
-        elif found:
-            lines = "\n".join(change_table(found))
-            self._context.callbacks.warn(f"the cluster is not what the plan was made for:\n{lines}")
+    # --- deadlines and failures
 
     def _tick(self) -> None:
-        self._context.replicate(self._plan)
-        self._context.on_tick()
+        now = time.monotonic()
+        if now - self._ticked_at >= TICK_S:
+            self._ticked_at = now
+            self._checkpoints.replicate(self._orders.plan)
+            self._listener.tick()
 
-    def _on_checkpoint(self, step: int, shards: dict[int, ShardDigest]) -> None:
-        context = self._context
-        context.written(step, self._plan)
-        context.on_checkpoint(step)
-        if context.options.keep_here:
-            writers = [spec for spec in self._specs if spec.pipeline == 0]
-            nodes = {layer: spec.node for spec in writers for layer in spec.layers}
-            context.copy_here(step, {layer: nodes[layer] for layer in shards}, shards)
+    def _check_health(self) -> None:
+        """Says who has not been heard for a while; raises where that means that the attempt is over."""
+        detected = self._monitor.check(self.state.collected.reported, self._log_of)
+        if detected is not None:
+            error, self.state.failure = detected
+            raise error
 
-    def _measurement(self, weights: str | None = None) -> Measurement:
-        assert self._ranks is not None
-        run_id = self._context.sink.paths.run_id
-        return build_measurement(
-            run_id, self._plan, holding_specs(self._specs), self._ranks.collected, weights, self._simulations
-        )
+    def _log_of(self, rank: RankState) -> str | None:
+        return self._run.log_of(rank.spec.rank)
+
+    def _first_cause(self, first: RankState) -> SkyctlError:
+        """Waits a moment for other failures, then picks the earliest that is not just a lost peer.
+
+        Where there are only lost peers and some rank is not heard, it waits until that one is, or is lost.
+        """
+        failed = [first]
+        alive: set[int] = set()
+        began = time.monotonic()
+        while len(failed) < len(self.state.ranks):
+            left_s = began + self._monitor.grace_s(failed, alive) - time.monotonic()
+            came = self._tasks.receive(max(0.0, min(left_s, TICK_S)))
+            if came is None:
+                if left_s <= 0:
+                    break
+                continue
+            rank = self.state.ranks[came.key]
+            event = self._take_late(came)
+            if isinstance(event, HeartbeatEvent):
+                alive.add(came.key)
+                self.state.note_phase(came.key, event)
+            if rank.failure is not None and rank not in failed:
+                failed.append(rank)
+        reported = self.state.collected.reported
+        error, self.state.failure = self._monitor.first_cause(failed, reported, self._log_of)
+        return error

@@ -135,7 +135,7 @@ def same_tensors(first: Sequence[TensorSketch], last: Sequence[TensorSketch], to
         tolerance: how far floats may be apart, as a part of a tensor's norm; whole numbers are to be equal.
     """
     return len(first) == len(last) and all(
-        _same_tensor(one, other, tolerance) for one, other in zip(first, last, strict=True)
+        _same_tensor(mine, theirs, tolerance) for mine, theirs in zip(first, last, strict=True)
     )
 
 
@@ -144,7 +144,7 @@ def _same_tensor(first: TensorSketch, last: TensorSketch, tolerance: float) -> b
         return False
     allowed = tolerance * max(first.norm, last.norm)
     pairs = zip((first.norm, *first.sums), (last.norm, *last.sums), strict=True)
-    return all(abs(one - other) <= allowed for one, other in pairs)
+    return all(abs(mine - theirs) <= allowed for mine, theirs in pairs)
 
 
 def _fault_of_loss(step: int, loss: float, batches: Sequence[BatchSketch], where: str) -> SkyctlError:
@@ -153,8 +153,8 @@ def _fault_of_loss(step: int, loss: float, batches: Sequence[BatchSketch], where
     Args:
         where: as ``_whose_loss`` says it.
     """
-    sides = ["inputs"] * (not all(one.finite_inputs for one in batches))
-    sides += ["targets"] * (not all(one.finite_targets for one in batches))
+    sides = ["inputs"] * (not all(batch.finite_inputs for batch in batches))
+    sides += ["targets"] * (not all(batch.finite_targets for batch in batches))
     if sides:
         sketch = batches[0]
         place = f" ({_place(sketch)})" if sketch.index is not None else ""

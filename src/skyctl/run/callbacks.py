@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.run.owner_figures import OwnerFigures
-from skyctl.run.rank_spec import RankSpec
-from skyctl.worker.rank_events import (
-    EnvironmentEvent,
-)
 
 
 class Detached(KeyboardInterrupt):
@@ -72,25 +67,3 @@ class RunCallbacks:
     note: Callable[[str], None] = lambda _text: None
     warn: Callable[[str], None] = lambda _text: None
     interrupted: Callable[[], str] = lambda: "stop"
-
-
-EventHistory = Sequence[tuple[int, dict[str, Any]]]
-"""(rank, message) of an earlier process, in the order in which it wrote them down."""
-
-
-@dataclass(frozen=True)
-class RankGroupHooks:
-    """Who else is told, in the launching thread.
-
-    Attributes:
-        message: every message of a rank, before anything is done about it; False: it was heard before, and
-            means nothing now.
-        tick: called every half second or so while the ranks are watched.
-        checkpoint: every rank has written its layers after so many steps; by layer, its file.
-        facts: told by rank what each found where it was sent; raises where the plan does not go with that.
-    """
-
-    message: Callable[[RankSpec, Mapping[str, Any]], bool] = lambda _spec, _message: True
-    tick: Callable[[], None] = lambda: None
-    checkpoint: Callable[[int, dict[int, ShardDigest]], None] = lambda _step, _shards: None
-    facts: Callable[[Mapping[int, EnvironmentEvent]], None] = lambda _facts: None

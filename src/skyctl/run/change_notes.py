@@ -88,6 +88,8 @@ def _alone_note(had: Plan, made: Plan) -> str | None:
 def _local_steps(plan: Plan) -> dict[str, int]:
     """By owner, or by device where data is nobody's alone, the local steps of a round; empty: no rounds."""
     owners = plan.problem.owners
-    names = [one.stages[0].device for one in plan.pipelines] if owners is None else owner_names(owners)
-    counts = zip(names, (one.local_steps for one in plan.pipelines), strict=True)
+    names = (
+        [pipeline.stages[0].device for pipeline in plan.pipelines] if owners is None else owner_names(owners)
+    )
+    counts = zip(names, (pipeline.local_steps for pipeline in plan.pipelines), strict=True)
     return {name: count for name, count in counts if count is not None}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from skyctl.learning.corrections import Subject
 from skyctl.learning.first_steps import compare_first_steps, first_steps_text
 from skyctl.learning.observations import LEAST_STEPS, tells_layer_times
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
-from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.event_sink import EventSink, update_attempt
+from skyctl.run.callbacks import StepProgress
+from skyctl.run.journal import update_attempt
+from skyctl.run.run import Run
 
 FIRST_STEPS = 10
 """So many steps are compared, the attempt's warm-up step left out; of a shorter attempt those that it has."""
@@ -20,42 +20,47 @@ KeepPart = Callable[[Plan, Measurement, Subject], bool]
 """Adds what an attempt saw of a device or a link to the cluster's profile; whether it did."""
 
 
-def with_first_steps(
-    callbacks: RunCallbacks,
-    plan: Plan,
-    first: int,
-    figures: Callable[[], Measurement],
-    sink: EventSink,
-    keep: KeepPart,
-) -> RunCallbacks:
-    """The same callbacks, with a note after an attempt's first steps where they are not as predicted.
+class FirstSteps:
+    """Compares the first steps of an attempt with its plan, once.
 
     The comparison goes into the attempt's entry of the run's state. What the part at fault took goes into
     the profile at once, so that plans made meanwhile know of it.
 
     Args:
-        plan: with its prediction's interval; steps of any other, and those whose layers' times tell nothing,
-            are not compared.
         first: the step that the attempt begins with.
-        figures: the measurement so far.
     """
-    if plan.predicted.interval is None or not tells_layer_times(plan):
-        return callbacks
 
-    def step(progress: StepProgress) -> None:
-        callbacks.step(progress)
-        counted, is_last = progress.step - first, progress.step + 1 == progress.steps
-        if counted != FIRST_STEPS and not (is_last and LEAST_STEPS <= counted < FIRST_STEPS):
+    def __init__(self, plan: Plan, first: int, keep: KeepPart) -> None:
+        self._plan, self._first, self._keep = plan, first, keep
+
+    @classmethod
+    def of(cls, plan: Plan, first: int, keep: KeepPart | None) -> FirstSteps | None:
+        """None where nothing is to be compared: nobody keeps it, or the plan promises no interval of its own.
+
+        Nor are steps of which layers' times tell nothing.
+        """
+        if keep is None or plan.predicted.interval is None or not tells_layer_times(plan):
+            return None
+        return cls(plan, first, keep)
+
+    def are_over(self, progress: StepProgress) -> bool:
+        """Whether that is the last of them."""
+        counted, is_last = progress.step - self._first, progress.step + 1 == progress.steps
+        return counted == FIRST_STEPS or (is_last and LEAST_STEPS <= counted < FIRST_STEPS)
+
+    def compare(self, seen: Measurement, run: Run) -> None:
+        """Says where they are not as predicted, and writes it down.
+
+        Args:
+            seen: the measurement so far.
+        """
+        compared = compare_first_steps(self._plan, seen)
+        if compared is None:
             return
-        done = figures()
-        found = compare_first_steps(plan, done)
-        if found is None:
-            return
-        part = found.part
+        part = compared.part
         if part is not None:
             if part.device is not None and part.kind in ("computing", "link"):
-                part = part.model_copy(update={"kept": keep(plan, done, (part.device, part.target))})
-            callbacks.note(first_steps_text(found, part))
-        update_attempt(sink, first_steps=found.model_copy(update={"part": part}))
-
-    return replace(callbacks, step=step)
+                kept = self._keep(self._plan, seen, (part.device, part.target))
+                part = part.model_copy(update={"kept": kept})
+            run.callbacks.note(first_steps_text(compared, part))
+        update_attempt(run.journal, first_steps=compared.model_copy(update={"part": part}))

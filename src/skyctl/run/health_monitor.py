@@ -89,14 +89,14 @@ it is given up (they had some microbatches left when it went), and for this part
 
 def silent_ranks(ranks: Sequence[RankHealth], limits: Deadlines) -> dict[str, tuple[float, list[RankHealth]]]:
     """Who has not been heard for ``warn_s``: by node, or by rank's name where its node is heard."""
-    found: dict[str, tuple[float, list[RankHealth]]] = {}
+    silent: dict[str, tuple[float, list[RankHealth]]] = {}
     for rank in ranks:
         if _node_is_silent(rank, limits):
-            known = found.setdefault(f"node {rank.node}", (rank.node_heard_s, []))
-            known[1].append(rank)
+            node = silent.setdefault(f"node {rank.node}", (rank.node_heard_s, []))
+            node[1].append(rank)
         elif rank.heard_s is not None and rank.heard_s >= limits.warn_s:
-            found[rank.name] = (rank.heard_s, [rank])
-    return found
+            silent[rank.name] = (rank.heard_s, [rank])
+    return silent
 
 
 def judge_health(
@@ -198,9 +198,10 @@ class HealthMonitor:
             alive: the ranks that have said that they are since the first failure.
         """
         tellers = [
-            self._ranks[found[1]]
-            for one in failed
-            if not rank_failure.is_consequence(one) and (found := rank_failure.passed_on_by(one)) is not None
+            self._ranks[origin[1]]
+            for other in failed
+            if not rank_failure.is_consequence(other)
+            and (origin := rank_failure.passed_on_by(other)) is not None
         ]
         silent = [rank for rank in tellers if rank.failure is None and rank.result is None]
         if (
@@ -225,9 +226,9 @@ class HealthMonitor:
             members, is_circle = rank_failure.first_of_chain(first, self._ranks)
             if is_circle:
                 return rank_failure.contradiction(members, reported)
-            told, teller = members
+            accuser, teller = members
             if not isinstance(teller.failure, ProtocolError):  # else it is known to have told first
-                return rank_failure.accusation(told, teller, reported, log_of(told))
+                return rank_failure.accusation(accuser, teller, reported, log_of(accuser))
             first = teller
         if (accused := rank_failure.accused_rank(first)) is not None:
             return rank_failure.accusation(first, self._ranks[accused], reported, log_of(first))
@@ -251,17 +252,17 @@ class HealthMonitor:
     def _silent_ranks(self, quiet_s: float) -> list[RankState]:
         """Ranks that have not failed and whose nodes are away, or that were not heard for so long."""
         health = self._health()
-        return [self._ranks[one.number] for one in health if one.away or (one.heard_s or 0.0) >= quiet_s]
+        return [self._ranks[rank.number] for rank in health if rank.away or (rank.heard_s or 0.0) >= quiet_s]
 
     def _health(self) -> list[RankHealth]:
         """How each rank that has not ended looks now."""
         now = awake_s()
-        found = []
+        health = []
         for rank in self._ranks:
             if rank.result is not None or rank.failure is not None:
                 continue
             session = self._sessions[rank.spec.node]
-            found.append(
+            health.append(
                 RankHealth(
                     rank.spec.rank,
                     rank.spec.node,
@@ -275,22 +276,23 @@ class HealthMonitor:
                     away=session.disconnected_s > 0.0,
                 )
             )
-        return found
+        return health
 
     def _name_suspects(self, health: Sequence[RankHealth]) -> None:
         """Says who is silent, who is heard again, and whom alone the run waits for."""
-        found = silent_ranks(health, self.deadlines)
-        for name, (quiet_s, ranks) in found.items():
+        silent_now = silent_ranks(health, self.deadlines)
+        for name, (quiet_s, ranks) in silent_now.items():
             if name not in self._suspects:
                 were = "; ".join(f"rank {rank.number} was in {rank.phase}" for rank in ranks)
                 self._callbacks.warn(f"{name} has not been heard for {quiet_s:.0f} s; {were}")
-        suspects = {name: {rank.number for rank in ranks} for name, (_, ranks) in found.items()}
+        suspects = {name: {rank.number for rank in ranks} for name, (_, ranks) in silent_now.items()}
         silent: set[int] = set().union(*suspects.values())
         for name in self._suspects.keys() - suspects.keys():
             if self._suspects[name].isdisjoint(silent):  # else it goes by another name now
                 self._callbacks.note(f"{name} is heard again")
         self._suspects = suspects
-        awaited = tuple(sorted(found)) if all(_is_silent(rank, self.deadlines) for rank in health) else ()
+        all_silent = all(_is_silent(rank, self.deadlines) for rank in health)
+        awaited = tuple(sorted(silent_now)) if all_silent else ()
         if awaited and awaited != self._awaited:
             self._callbacks.note(
                 f"waiting for {', '.join(awaited)} to be heard again: no rank is left that is heard"

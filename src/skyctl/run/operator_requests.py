@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.files import RunPaths, make_private, write_atomic
+from skyctl.run.journal import Journal
 
 
 class StopRequested(KeyboardInterrupt):
@@ -53,7 +54,7 @@ def take_requests(paths: RunPaths) -> list[StopRunRequest | JoinRequest]:
         names = sorted(name for name in os.listdir(paths.requests) if name.endswith(".json"))  # noqa: PTH208
     except OSError:
         return []
-    found: list[StopRunRequest | JoinRequest] = []
+    requests: list[StopRunRequest | JoinRequest] = []
     for name in names:
         with suppress(OSError, ValueError):
             written = json.loads((paths.requests / name).read_text())
@@ -62,7 +63,38 @@ def take_requests(paths: RunPaths) -> list[StopRunRequest | JoinRequest]:
             with suppress(OSError):
                 (paths.requests / name).unlink()
             if written.get("op") == "stop":
-                found.append(StopRunRequest(bool(written.get("checkpoint", True))))
+                requests.append(StopRunRequest(bool(written.get("checkpoint", True))))
             elif written.get("op") == "join":
-                found.append(JoinRequest(tuple(str(node) for node in written.get("nodes", []))))
-    return found
+                requests.append(JoinRequest(tuple(str(node) for node in written.get("nodes", []))))
+    return requests
+
+
+class OperatorRequests:
+    """What has been asked of a run that is played; that it is to end stands in its state, too.
+
+    ``stop``: its end; None: nobody has asked for that.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.stop: StopRunRequest | None = None
+        self._stop_asked_at = 0.0
+
+    def take(self) -> list[JoinRequest]:
+        """Takes what is new; the nodes that are to join."""
+        joining = []
+        for request in take_requests(self._journal.paths):
+            if isinstance(request, JoinRequest):
+                joining.append(request)
+                continue
+            if self.stop is None:
+                self._stop_asked_at = time.monotonic()
+                self._journal.update(status="stopping")
+            if self.stop is None or not request.checkpoint:
+                self.stop = request
+        return joining
+
+    @property
+    def stopping_s(self) -> float:
+        """How long ago somebody first asked for the run's end."""
+        return time.monotonic() - self._stop_asked_at

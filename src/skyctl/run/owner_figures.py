@@ -45,23 +45,23 @@ def owner_figures(event: StepEvent, validation: ValidationEvent | None) -> Owner
 
 def measured_owners(rounds: Sequence[Mapping[str, OwnerFigures]]) -> tuple[OwnerMeasurement, ...]:
     """By owner, what it did in all of these rounds."""
-    found = []
+    measured = []
     for name in rounds[-1] if rounds else ():
-        each = [one[name] for one in rounds if name in one]
-        made = [one for one in each if one.local_steps]
-        losses = [one.loss for one in made if one.loss is not None]
-        validations = [one.validation_loss for one in each if one.validation_loss is not None]
-        found.append(
+        each = [figures[name] for figures in rounds if name in figures]
+        made = [figures for figures in each if figures.local_steps]
+        losses = [figures.loss for figures in made if figures.loss is not None]
+        validations = [figures.validation_loss for figures in each if figures.validation_loss is not None]
+        measured.append(
             OwnerMeasurement(
                 owner=name,
                 rounds=len(made),
-                local_steps=float(median(one.local_steps for one in made)) if made else 0.0,
-                samples=sum(one.samples for one in each),
+                local_steps=float(median(figures.local_steps for figures in made)) if made else 0.0,
+                samples=sum(figures.samples for figures in each),
                 loss=losses[-1] if losses else None,
                 validation_loss=validations[-1] if validations else None,
             )
         )
-    return tuple(found)
+    return tuple(measured)
 
 
 def owner_lines(owners: Mapping[str, OwnerFigures]) -> dict[str, Any]:
@@ -72,11 +72,13 @@ def owner_lines(owners: Mapping[str, OwnerFigures]) -> dict[str, Any]:
     if not owners:
         return {}
     each = {
-        name: {key: value for key, value in vars(one).items() if value is not None}
-        for name, one in owners.items()
+        name: {key: value for key, value in vars(figures).items() if value is not None}
+        for name, figures in owners.items()
     }
-    losses = [one.loss for one in owners.values() if one.loss is not None]
-    validations = [one.validation_loss for one in owners.values() if one.validation_loss is not None]
+    losses = [figures.loss for figures in owners.values() if figures.loss is not None]
+    validations = [
+        figures.validation_loss for figures in owners.values() if figures.validation_loss is not None
+    ]
     return {
         "owners": each,
         "loss_variance": _variance(losses),
@@ -93,12 +95,12 @@ def joined_validation(step: int, events: Sequence[ValidationEvent]) -> Validatio
         metrics = None
     for name in names:
         values = [(event.metrics or {}).get(name) for event in events]
-        known = [value for value in values if value is not None]
+        present = [value for value in values if value is not None]
         assert metrics is not None
-        metrics[name] = _mean(known, weights) if len(known) == len(values) else None
+        metrics[name] = _mean(present, weights) if len(present) == len(values) else None
     if len(events) == 1:  # as it was told
-        told = events[0].metrics
-        metrics = None if told is None else dict(told)
+        alone = events[0].metrics
+        metrics = None if alone is None else dict(alone)
         return ValidationMeasurement(step=step, loss=events[0].loss, metrics=metrics)
     loss = _mean([event.loss for event in events], weights)
     return ValidationMeasurement(step=step, loss=loss, metrics=metrics)

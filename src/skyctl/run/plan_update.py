@@ -33,6 +33,7 @@ from skyctl.planning.schedule_choice import AUTO
 from skyctl.records.backend import GLOO, Backend
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Plan
+from skyctl.records.plan_nodes import nodes_in, nodes_of
 from skyctl.records.problem import Link, Problem, SharedResource
 from skyctl.records.profile import Profile
 from skyctl.remote.agent_session import Session
@@ -55,22 +56,6 @@ DEAD_BYTES_PER_S = 1.0
 """Of a link over which no connection came about."""
 DEFAULT_RESTART_S = 30.0
 """What a restart takes where none was measured."""
-
-
-def nodes_in(plan: Plan) -> tuple[str, ...]:
-    """The nodes that have a rank: those that hold a stage, in pipeline order, then helpers', each once."""
-    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
-    return tuple(dict.fromkeys(map(node_of, devices)))
-
-
-def writers_in(plan: Plan) -> tuple[str, ...]:
-    """The nodes whose ranks write checkpoints: those of the first pipeline. Others hold the same layers."""
-    return tuple(dict.fromkeys(node_of(stage.device) for stage in plan.pipelines[0].stages))
-
-
-def nodes_of(problem: Problem) -> tuple[str, ...]:
-    """The nodes of the problem's devices, in their order, each once."""
-    return tuple(dict.fromkeys(node_of(device.id) for device in problem.devices))
 
 
 def without_nodes(problem: Problem, lost: Mapping[str, str]) -> Problem:
@@ -117,18 +102,18 @@ def replan(had: Plan, problem: Problem) -> Plan:
     strategy = "optimal" if had.strategy == "assigned" else had.strategy
     options = PlanOptions(strategy=strategy, time_limit_s=REPLAN_TIME_LIMIT_S)
     try:
-        found = with_interval(plan_problem(problem, options, REPLAN_TIME_LIMIT_S))
+        best = with_interval(plan_problem(problem, options, REPLAN_TIME_LIMIT_S))
     except (InfeasibleError, UndecidedError):
-        found = _replan_roomier(had, problem, replace(options, strategy="optimal", schedule=AUTO))
+        best = _replan_roomier(had, problem, replace(options, strategy="optimal", schedule=AUTO))
     ids = {device.id for device in problem.devices}
-    machines = tuple(one for one in had.machines if one.device in ids)
+    machines = tuple(machine for machine in had.machines if machine.device in ids)
     kept = {
         "workload": had.workload,
         "machines": machines,
         "encrypted": had.encrypted,
-        "backend": replanned_choice(had.backend, found),
+        "backend": replanned_choice(had.backend, best),
     }
-    return found.model_copy(update=kept)
+    return best.model_copy(update=kept)
 
 
 def _carried_by(backend: Backend, problem: Problem) -> Problem:
@@ -150,7 +135,7 @@ def _replan_roomier(had: Plan, problem: Problem, options: PlanOptions) -> Plan:
         return plan_best([roomy], options)
     except (InfeasibleError, UndecidedError):
         if problem.rhythm.is_rounds and problem.owners is None:
-            each = {one.stages[0].device: one.local_steps or 1 for one in had.pipelines}
+            each = {pipeline.stages[0].device: pipeline.local_steps or 1 for pipeline in had.pipelines}
             return plan_rounds_alone(problem, each)
         if problem.parallel == PIPELINE:
             raise
@@ -217,9 +202,9 @@ def with_node(problem: Problem, other: Problem, node: str) -> Problem:
     ids = {device.id for device in new}
     base = without_nodes(problem, {node: ""}) if len(ids) < len(problem.devices) else problem
     devices = {device.id: device for device in (*base.devices, *new)}
-    known = {(link.source, link.target): link for link in (*problem.links, *other.links)}
+    by_pair = {(link.source, link.target): link for link in (*problem.links, *other.links)}
     links = dict.fromkeys((link.source, link.target) for link in base.links)
-    made: list[Link] = [known[pair] for pair in links]
+    made: list[Link] = [by_pair[pair] for pair in links]
     apart = [link for link in problem.links if node_of(link.source) != node_of(link.target)]
     for here in ids:
         for there in devices:
@@ -227,8 +212,8 @@ def with_node(problem: Problem, other: Problem, node: str) -> Problem:
                 if here == there or node_of(there) == node or pair in links:
                     continue
                 links[pair] = None
-                if pair in known:
-                    made.append(known[pair])
+                if pair in by_pair:
+                    made.append(by_pair[pair])
                 elif apart:
                     slowest = min(apart, key=lambda link: link.bandwidth_bytes_per_s)
                     made.append(slowest.model_copy(update={"source": pair[0], "target": pair[1]}))
@@ -254,14 +239,14 @@ def _joined(
     mine: Sequence[SharedResource], others: Sequence[SharedResource], node: str, ids: Collection[str]
 ) -> tuple[SharedResource, ...]:
     """The resources of ``mine``, and those that the links of the new node share."""
-    found = {one.name: one for one in mine}
+    by_name = {resource.name: resource for resource in mine}
     for other in shared_among(others, ids):
         new = tuple(pair for pair in other.links if node in map(node_of, pair))
         if new:
-            one = found.get(other.name)
-            pairs = dict.fromkeys((*(one.links if one is not None else ()), *new))
-            found[other.name] = (one or other).model_copy(update={"links": tuple(pairs)})
-    return tuple(found.values())
+            own = by_name.get(other.name)
+            pairs = dict.fromkeys((*(own.links if own is not None else ()), *new))
+            by_name[other.name] = (own or other).model_copy(update={"links": tuple(pairs)})
+    return tuple(by_name.values())
 
 
 def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dict[str, float]:
@@ -279,13 +264,13 @@ def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dic
         for simulation in pipeline_simulations(plan)
         for layers in map(simulation.layer_times, range(len(simulation.stages)))
     ]
-    found = {}
+    factors = {}
     for rank, (stage, planned_s) in enumerate(zip(plan.placed_stages, planned, strict=True)):
         last = list(events[rank])[-OBSERVED_STEPS:] if rank < len(events) else []
         if len(last) >= MIN_OBSERVED_STEPS and planned_s > 0:
             took = [event.forward_s + event.backward_s + event.optimizer_s for event in last]
-            found[stage.device] = median(took) / planned_s
-    return found
+            factors[stage.device] = median(took) / planned_s
+    return factors
 
 
 def with_observed_times(problem: Problem, factors: Mapping[str, float]) -> Problem:
@@ -313,9 +298,9 @@ def plan_step_s(problem: Problem, plan: Plan) -> float:
     )
 
 
-def same_stages(one: Plan, other: Plan) -> bool:
+def same_stages(plan: Plan, other: Plan) -> bool:
     """Whether both put the same layers on the same devices in the same way."""
-    return one.pipelines == other.pipelines and one.problem.schedule == other.problem.schedule
+    return plan.pipelines == other.pipelines and plan.problem.schedule == other.problem.schedule
 
 
 # What is known of a node that comes to a run under way: from a plan, from a profile, or measured now.
@@ -344,8 +329,8 @@ def problem_with_node(
     for problem in problems:
         if any(node_of(device.id) == name for device in problem.devices):
             return problem
-    found = _from_profile(name, plan, run, cluster)
-    return found or _from_measurement(name, plan, run, cluster, session, request)
+    from_profile = _from_profile(name, plan, run, cluster)
+    return from_profile or _from_measurement(name, plan, run, cluster, session, request)
 
 
 def missing_figures(problem: Problem, run: Problem, node: str) -> str | None:
@@ -356,7 +341,9 @@ def missing_figures(problem: Problem, run: Problem, node: str) -> str | None:
     """
     if not run.rhythm.is_stale:
         return None
-    unknown = [one.id for one in problem.devices if node_of(one.id) == node and not one.step_factors]
+    unknown = [
+        device.id for device in problem.devices if node_of(device.id) == node and not device.step_factors
+    ]
     if not unknown:
         return None
     return f"no run has shown how uneven steps of {', '.join(unknown)} are; they count as even"
@@ -367,13 +354,17 @@ def _from_profile(name: str, plan: Plan, run: Problem, cluster: Cluster) -> Prob
     ref = plan.workload
     profiles = recent_profiles(cluster.name)
     for profile in profiles:
-        known = profile.workload
-        if known is None or ref is None or (known.batch_size, known.dtype) != (ref.batch_size, ref.dtype):
+        profiled = profile.workload
+        if (
+            profiled is None
+            or ref is None
+            or (profiled.batch_size, profiled.dtype) != (ref.batch_size, ref.dtype)
+        ):
             continue
         if profile.encrypted != plan.encrypted:
             continue
         devices = [device for device in profile.devices if device.node == name]
-        if known.source != ref.source or not devices:
+        if profiled.source != ref.source or not devices:
             continue
         try:
             made = _build_problem(gather_evidence(profile, profiles), run, costs_of(plan))
@@ -394,14 +385,14 @@ def _from_measurement(
     spec = replace(request.spec, random_inputs=True, data_path=None)
     workload = load_workload(request.spec)
     alone = Cluster(name=cluster.name, nodes=(cluster.node(name),))
-    told = send_workload(spec, {name: session}, with_data=())
+    node_specs = send_workload(spec, {name: session}, with_data=())
     profile = measure_cluster(
         alone,
         {name: session},
         workload,
         spec,
         [plan.problem.microbatches],
-        node_specs=told,
+        node_specs=node_specs,
         options=ProbeOptions(link_selection="none", gloo=costs_of(plan) == GLOO),
     )
     if not profile.devices:

@@ -9,7 +9,7 @@ from typing import Literal
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError
 from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
-from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, TaskFailure, task_failure_error
+from skyctl.remote.remote_task import TaskError, TaskExit, TaskFailure, task_failure_error
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import RankResult
 
@@ -65,7 +65,6 @@ class RankState:
     """
 
     spec: RankSpec
-    task: RemoteTask
     phase: str = "starting"
     waiting: bool = False
     heard_at: float | None = None
@@ -163,15 +162,15 @@ def first_of_chain(first: RankState, ranks: Sequence[RankState]) -> tuple[list[R
         first: one for whom ``passed_on_by`` is not None.
         ranks: all, by rank.
     """
-    chain, found = [first], passed_on_by(first)
-    assert found is not None
-    may_be = _PASSED_ON[found[0]]
-    while found is not None and found[0] in may_be:
+    chain, origin = [first], passed_on_by(first)
+    assert origin is not None
+    may_be = _PASSED_ON[origin[0]]
+    while origin is not None and origin[0] in may_be:
         if chain[-1] in chain[:-1]:
             return chain[chain.index(chain[-1]) : -1], True
-        may_be = _PASSED_ON[found[0]]
-        chain.append(ranks[found[1]])
-        found = passed_on_by(chain[-1])
+        may_be = _PASSED_ON[origin[0]]
+        chain.append(ranks[origin[1]])
+        origin = passed_on_by(chain[-1])
     return chain[-2:], False
 
 

@@ -19,12 +19,12 @@ def replica_orders(plan: Plan, addresses: Sequence[str]) -> list[ReplicaOrder | 
     if len(plan.pipelines) == 1:
         return [None] * len(stages)
     unlike = _unlike(plan)
-    found: list[ReplicaOrder | None] = []
+    orders: list[ReplicaOrder | None] = []
     for rank, stage in enumerate(stages):
         alike = tuple(other for other, index in enumerate(stages) if index == stage)
         ranks = alike if unlike is None else (rank,)
-        found.append(ReplicaOrder(ranks, addresses[rank], unlike))
-    return found
+        orders.append(ReplicaOrder(ranks, addresses[rank], unlike))
+    return orders
 
 
 def _unlike(plan: Plan) -> Unlike | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.step_metrics import StepCollector
+from skyctl.run.step_collector import StepCollector
 
 SLOW_ROUNDS = 3
 """So many rounds in a row show that an owner is slow, and so many before them what it was like."""
@@ -16,26 +14,31 @@ SLOW_FACTOR = 1.5
 """An owner whose local steps, and rounds that take so many times what they took, are slow."""
 
 
-def with_slow_owner_note(
-    callbacks: RunCallbacks, collected: Callable[[], StepCollector | None]
-) -> RunCallbacks:
-    """The same callbacks, with a note once for each owner that has become slow, and rounds with it.
+class SlowOwners:
+    """Names each owner that has become slow, and rounds with it, once.
 
     Args:
         collected: the figures of the attempt so far.
     """
-    named: set[str] = set()
 
-    def step(progress: StepProgress) -> None:
-        callbacks.step(progress)
-        known = collected()
-        if known is None or (found := find_slow_owner(known, progress.step)) is None or found[0] in named:
-            return
-        owner, text = found
-        named.add(owner)
-        callbacks.note(text)
+    def __init__(self, collected: StepCollector) -> None:
+        self._collected = collected
+        self._named: set[str] = set()
 
-    return replace(callbacks, step=step)
+    def note(self, last: int) -> str | None:
+        """The note about an owner that has slowed the last rounds down, where it was not named before.
+
+        Args:
+            last: the round that has just ended.
+        """
+        if not self._collected.owners:
+            return None
+        slowest = find_slow_owner(self._collected, last)
+        if slowest is None or slowest[0] in self._named:
+            return None
+        owner, text = slowest
+        self._named.add(owner)
+        return text
 
 
 def find_slow_owner(collected: StepCollector, last: int) -> tuple[str, str] | None:
@@ -48,7 +51,7 @@ def find_slow_owner(collected: StepCollector, last: int) -> tuple[str, str] | No
         last: the round that has just ended.
     """
     rounds = range(collected.settled_steps.start, last + 1)
-    took_s = {one: collected.by_rank[0][one].iteration_s for one in rounds}
+    took_s = {number: collected.by_rank[0][number].iteration_s for number in rounds}
     ends = pairwise((-1, *collected.last_ranks))
     slow = []
     for owner, (before, end) in zip(collected.owners, ends, strict=False):
@@ -57,12 +60,12 @@ def find_slow_owner(collected: StepCollector, last: int) -> tuple[str, str] | No
         lately, earlier = made[-SLOW_ROUNDS:], made[:-SLOW_ROUNDS]
         if len(earlier) < SLOW_ROUNDS or lately[-1] != last:
             continue
-        usual_s, usual_round_s = (median(of[one] for one in earlier) for of in (steps_s, took_s))
+        usual_s, usual_round_s = (median(of[number] for number in earlier) for of in (steps_s, took_s))
         if all(
-            steps_s[one] > SLOW_FACTOR * usual_s and took_s[one] > SLOW_FACTOR * usual_round_s
-            for one in lately
+            steps_s[number] > SLOW_FACTOR * usual_s and took_s[number] > SLOW_FACTOR * usual_round_s
+            for number in lately
         ):
-            now_s, round_s = (median(of[one] for one in lately) for of in (steps_s, took_s))
+            now_s, round_s = (median(of[number] for number in lately) for of in (steps_s, took_s))
             slow.append((now_s / usual_s, owner, now_s, usual_s, round_s, usual_round_s))
     if not slow:
         return None
@@ -76,9 +79,9 @@ def find_slow_owner(collected: StepCollector, last: int) -> tuple[str, str] | No
 
 def _local_step_s(collected: StepCollector, ranks: Sequence[int], rounds: Sequence[int]) -> dict[int, float]:
     """By round that these ranks took part in, the computing of a local step on the slowest of them."""
-    found = {}
-    for one in rounds:
-        events = [collected.by_rank[rank][one] for rank in ranks]
+    seconds = {}
+    for number in rounds:
+        events = [collected.by_rank[rank][number] for rank in ranks]
         if all(event.local_steps for event in events):
-            found[one] = max(event.compute_s / (event.local_steps or 1) for event in events)
-    return found
+            seconds[number] = max(event.compute_s / (event.local_steps or 1) for event in events)
+    return seconds

@@ -21,7 +21,7 @@ def planned_numels(problem: Problem) -> tuple[int, ...] | None:
     counted = [layer.gradient_bytes for layer in reversed(problem.layers) if layer.gradient_bytes is not None]
     if problem.ties or len(counted) < len(problem.layers):
         return None
-    return tuple(round(one / FLOAT32_BYTES) for one in counted)
+    return tuple(round(size / FLOAT32_BYTES) for size in counted)
 
 
 def wrong_ranks(claims: Claims, specs: Sequence[RankSpec]) -> list[int]:

@@ -61,10 +61,10 @@ def check_sums(plan: Plan) -> None:
                     hint="move the cut, or plan with --parallel pipeline",
                 )
     for group in groups if len(groups) > 1 else ():
-        holders = {s.device for s in plan.placed_stages if s.start < group.stop and group.start < s.stop}
+        replicas = {s.device for s in plan.placed_stages if s.start < group.stop and group.start < s.stop}
         for route in group.routes:
             there = {route.root, *(device for edge in (*route.up, *route.down) for device in edge)}
-            if others := sorted(there - holders):
+            if others := sorted(there - replicas):
                 raise InputError(
                     f"a route of layers {group.start}–{group.stop} goes over {others[0]}, which does not "
                     "hold them; of several groups of layers each is summed by those that hold it alone",
@@ -84,8 +84,8 @@ def _check_server(plan: Plan, sync: Sync) -> None:
         fault += "have other roots"
     elif any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         fault = f"{first} is to hold the weights for devices that hold all layers, and the plan cuts these"
-    elif {*routes[0].up} != {(one, first) for one in others} or {*routes[0].down} != {
-        (first, one) for one in others
+    elif {*routes[0].up} != {(device, first) for device in others} or {*routes[0].down} != {
+        (first, device) for device in others
     }:
         fault = f"each device is to push to {first} itself, and the plan's route goes another way"
     elif sync.format != "float32":
@@ -208,39 +208,39 @@ def clock_references(plan: Plan, sums: Sequence[SumOrder | None]) -> list[int | 
     Every stage compares with the one before it; first stages and helpers with a rank that they sum with.
     None: the first rank.
     """
-    found: list[int | None] = []
+    references: list[int | None] = []
     pipelines: list[list[int]] = []
     for pipeline in plan.pipelines:
-        own = range(len(found), len(found) + len(pipeline.stages))
+        own = range(len(references), len(references) + len(pipeline.stages))
         pipelines.append(list(own))
-        found += [None, *own[:-1]]
-    found += [None for _ in plan.helpers]
+        references += [None, *own[:-1]]
+    references += [None for _ in plan.helpers]
     together = {own[0]: own for own in pipelines}
     reached = list(pipelines[0])
     for rank in reached:  # grows
         sync = sums[rank]
         for peer in () if sync is None else sync.peers:
-            if peer not in reached and found[peer] is None:
+            if peer not in reached and references[peer] is None:
                 reached += together.get(peer, [peer])
-                found[peer] = rank
-    return found
+                references[peer] = rank
+    return references
 
 
 def _tie_sums(plan: Plan, rank: int) -> SumOrder | None:
     """The sums of parameters of which this rank and other stages hold copies; None: it has none.
 
-    A star: the first holder adds up all holders' gradients, in the order of their stages, and sends the sum.
+    A star: the first of them adds up the gradients of all, in the order of their stages, and sends the sum.
     """
     groups: list[SumGroupOrder] = []
     for number, tie in enumerate(plan.problem.ties):
-        holders = [
-            holder
-            for holder, stage in enumerate(plan.placed_stages)
+        ranks = [
+            holding
+            for holding, stage in enumerate(plan.placed_stages)
             if any(stage.start <= layer < stage.stop for layer in tie.layers)
         ]
-        if len(holders) < 2 or rank not in holders:
+        if len(ranks) < 2 or rank not in ranks:
             continue
-        root, *others = holders
+        root, *others = ranks
         children, parent = (tuple(others), None) if rank == root else ((), root)
         route = RoutePlace(1.0, children, parent, parent, children)
         groups.append(SumGroupOrder(number, first_tag=4 * number, routes=(route,), tie=tuple(tie.layers)))

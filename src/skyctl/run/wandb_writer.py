@@ -51,7 +51,7 @@ def require_wandb(project: str) -> None:
     try:
         stays_here = wandb.setup().settings.mode in ("offline", "disabled")
         # Beside a run of the caller's own, in a notebook, login() has no effect and says no.
-        known = stays_here or wandb.run is not None or wandb.login(prompt=False)
+        has_account = stays_here or wandb.run is not None or wandb.login(prompt=False)
     except TypeError:
         raise InputError("the installed wandb is too old", hint="pip install --upgrade wandb") from None
     except Exception as exc:
@@ -59,7 +59,7 @@ def require_wandb(project: str) -> None:
             f"Weights & Biases refuses the login: {exc}",
             hint="wandb login; WANDB_MODE=offline keeps all figures here",
         ) from exc
-    if not known:
+    if not has_account:
         raise InputError(
             "Weights & Biases does not know who you are",
             hint="wandb login, or set WANDB_API_KEY; WANDB_MODE=offline keeps all figures here",
@@ -75,13 +75,13 @@ def wandb_project(state: RunState) -> str | None:
 
 def _import() -> Any:
     try:
-        found = importlib.import_module("wandb")
-        found.init  # noqa: B018 - a folder wandb/ of its figures looks like a package without anything
+        module = importlib.import_module("wandb")
+        module.init  # noqa: B018 - a folder wandb/ of its figures looks like a package without anything
     except (ImportError, AttributeError):
         raise InputError(
             "--wandb needs the library wandb, which is not here", hint="pip install wandb"
         ) from None
-    return found
+    return module
 
 
 class WandbWriter:
@@ -116,7 +116,7 @@ class WandbWriter:
         try:
             wandb = _import()
             entity, _, name = project.rpartition("/")
-            known = getattr(wandb.Settings, "model_fields", OWN_SETTINGS)
+            allowed = getattr(wandb.Settings, "model_fields", OWN_SETTINGS)
             run = wandb.init(
                 project=name,
                 entity=entity or None,
@@ -125,7 +125,9 @@ class WandbWriter:
                 resume="allow",
                 dir=str(folder),
                 config={"workload": state.workload, "cluster": state.cluster, "steps": state.steps},
-                settings=wandb.Settings(**{key: one for key, one in OWN_SETTINGS.items() if key in known}),
+                settings=wandb.Settings(
+                    **{key: setting for key, setting in OWN_SETTINGS.items() if key in allowed}
+                ),
             )
             if not run.offline and run.url:
                 self._note(f"W&B: {run.url}")
@@ -140,10 +142,10 @@ class WandbWriter:
 
 def _flat(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step's line; those of validations and owners as ``validation_metrics/NAME``."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{key}": one for key, one in _flat(value).items()}
+            figures |= {f"{name}/{key}": figure for key, figure in _flat(value).items()}
         elif isinstance(value, int | float):
-            found[name] = value
-    return found
+            figures[name] = value
+    return figures

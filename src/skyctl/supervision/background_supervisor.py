@@ -23,10 +23,11 @@ from skyctl.errors import InputError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.run import Run
+from skyctl.run.run_lock import RunLock, acquire_run_lock
 from skyctl.run.wandb_writer import WANDB_SERVICE
-from skyctl.supervision.run_handle import OnDetach, RunHandle
-from skyctl.supervision.run_lock import RunLock, acquire_run_lock
 from skyctl.supervision.run_logs import FileTail, log_supervisor, parse_supervisor_line
+from skyctl.supervision.run_opening import OnDetach
 from skyctl.terminal import silence_output
 
 if TYPE_CHECKING:
@@ -128,12 +129,12 @@ RunEnd: TypeAlias = "tuple[Measurement, RunPaths] | ScriptOutcome"
 
 
 def take_over_any(lock: RunLock, callbacks: RunCallbacks, detach: OnDetach) -> RunEnd | None:
-    """As ``resume.take_over`` or ``script_supervision.take_over_script``, whichever the run is of."""
+    """As ``plan_supervision.take_over`` or ``script_supervision.take_over_script``, by what the run is of."""
     if read_record(RunState, lock.paths.state).is_script:
         from skyctl.supervision.script_supervision import take_over_script
 
         return take_over_script(lock, callbacks, detach)
-    from skyctl.supervision.resume import take_over
+    from skyctl.supervision.plan_supervision import take_over
 
     return take_over(lock, callbacks, detach)
 
@@ -154,7 +155,7 @@ def supervise_in_background(run_id: str) -> int:
                 log_supervisor(paths.supervisor_log, "note", "it ended before this process took it over")
                 return 0
             callbacks = leaving.beside(supervisor_log_callbacks(paths))
-            over = take_over_any(lock, callbacks, RunHandle.leave)
+            over = take_over_any(lock, callbacks, Run.leave)
         if over is None:
             log_supervisor(
                 paths.supervisor_log, "note", "this process was told to end; the run goes on on its nodes"
@@ -180,7 +181,7 @@ TAKE_OVER_WAIT_S = 120.0
 LOOK_S = 0.1
 
 
-def hand_over(handle: RunHandle, say: Callable[[str], None]) -> int:
+def hand_over(run: Run, say: Callable[[str], None]) -> int:
     """Leaves the run, starts a process that takes it over, and waits until it has.
 
     Returns:
@@ -190,8 +191,8 @@ def hand_over(handle: RunHandle, say: Callable[[str], None]) -> int:
         SkyctlError: it did not take it over. The run goes on on its nodes, without a supervisor.
     """
     say("handing over to a process in the background")
-    paths = handle.journal.paths
-    handle.leave()
+    paths = run.journal.paths
+    run.leave()
     return start_background(paths)
 
 
@@ -224,8 +225,8 @@ def start_background(paths: RunPaths) -> int:
                 return child.pid
         if ended:
             words = [
-                f"{one.kind}: {one.text}".lstrip(": ")
-                for one in map(parse_supervisor_line, said.lines()[-4:])
+                f"{line.kind}: {line.text}".lstrip(": ")
+                for line in map(parse_supervisor_line, said.lines()[-4:])
             ]
             raise _handover_error(paths, "; ".join(words) or f"it ended with status {child.returncode}")
         time.sleep(LOOK_S)
@@ -241,8 +242,8 @@ def _environment() -> dict[str, str]:
 
 def _python_path() -> list[str]:
     """PYTHONPATH, as seen from here: the process runs in another folder."""
-    known = os.environ.get("PYTHONPATH", "")
-    return [os.path.abspath(path) for path in known.split(os.pathsep) if path]  # noqa: PTH100
+    paths = os.environ.get("PYTHONPATH", "")
+    return [os.path.abspath(path) for path in paths.split(os.pathsep) if path]  # noqa: PTH100
 
 
 def _handover_error(paths: RunPaths, why: str) -> SkyctlError:

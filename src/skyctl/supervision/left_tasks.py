@@ -7,55 +7,94 @@ from contextlib import suppress
 from typing import Any
 
 from skyctl.checkpoint.launcher.replicator_messages import REPLICATOR_KINDS
-from skyctl.errors import ProtocolError, SkyctlError
-from skyctl.records.cluster import Node, split_device_id
+from skyctl.errors import ProtocolError, SessionGoneError, SkyctlError
+from skyctl.records.cluster import Node, node_of
 from skyctl.remote.remote_task import RemoteTask, read_task_message
 from skyctl.run.rank_messages import RANK_KINDS
-from skyctl.run.rank_spec import rank_of_task
-from skyctl.supervision.run_handle import RunHandle
+from skyctl.run.rank_spec import rank_of_task, rank_task_name
+from skyctl.run.run import Run
 
 
-def nodes_by_rank(handle: RunHandle) -> list[str]:
-    """The nodes of the last attempt, by rank."""
-    return [split_device_id(device)[0] for device in handle.state.attempts[-1].devices]
+def gone_nodes(run: Run) -> list[str]:
+    """The nodes whose sessions have ended, and all that ran there with them."""
+    return [name for name, error in run.missing.items() if isinstance(error, SessionGoneError)]
 
 
-def ranks_of(handle: RunHandle) -> dict[int, RemoteTask] | None:
+def unreached_nodes(run: Run) -> dict[str, SkyctlError]:
+    """The nodes that could not be reached, and why: what runs there may go on."""
+    return {name: error for name, error in run.missing.items() if not isinstance(error, SessionGoneError)}
+
+
+def ranks_of(run: Run) -> dict[int, RemoteTask] | None:
     """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
-    if handle.state.status not in ("running", "stopping") or not handle.state.attempts:
+    if not _is_training(run):
         return None
-    nodes = nodes_by_rank(handle)
-    found = handle.ranks(nodes)
-    known = {r for r, event in handle.journal.past() if event.get("event") in ("result", "error", "exit")}
+    nodes = _nodes_by_rank(run)
+    tasks = _newest_tasks(run, nodes)
+    ended = {r for r, event in run.journal.past() if event.get("event") in ("result", "error", "exit")}
     for rank in range(len(nodes)):
-        task = found.get(rank)
+        task = tasks.get(rank)
         # One that has ended meanwhile may still have to say what with.
-        if task is None or (task.done and rank not in known):
+        if task is None or (task.done and rank not in ended):
             return None
-    return found
+    return tasks
 
 
-def end_tasks(handle: RunHandle, but: Iterable[RemoteTask] = ()) -> None:
+def some_rank_ended(run: Run) -> bool:
+    """Whether some rank is known to have ended. A node that can't be reached says nothing of its ranks."""
+    if not _is_training(run):
+        return bool(run.sessions)
+    nodes = _nodes_by_rank(run)
+    if not set(nodes).isdisjoint(gone_nodes(run)):
+        return True
+    tasks = _newest_tasks(run, nodes)
+    return any(
+        node in run.sessions and (rank not in tasks or tasks[rank].done) for rank, node in enumerate(nodes)
+    )
+
+
+def end_tasks(run: Run, but: Iterable[RemoteTask] = ()) -> None:
     """Ends what the last supervisor has left on nodes, such as replicators, whose secret was its own.
 
     What they had still said is written down.
     """
-    kept_ = {id(task) for task in but}
-    for name, session in handle.sessions.items():
+    kept = {id(task) for task in but}
+    for name, session in run.sessions.items():
         for task in session.tasks():
-            if id(task) in kept_:
+            if id(task) in kept:
                 continue
             with suppress(SkyctlError):
                 if not task.ended:
                     task.kill()
-                while (said := task.recv(0.0)) is not None:
+                while (received := task.recv(0.0)) is not None:
+                    message, _ = received
                     try:
-                        handle.journal.heard(
-                            name, task.name, _plain_message(session.node, task.name, said[0])
-                        )
+                        run.journal.heard(name, task.name, _plain_message(session.node, task.name, message))
                     except ProtocolError:  # nothing of it is kept
-                        session.acknowledge(said[0].get("seq", 0))
+                        session.acknowledge(message.get("seq", 0))
             session.discard(task)
+
+
+def _is_training(run: Run) -> bool:
+    state = run.journal.state
+    return state.status in ("running", "stopping") and bool(state.attempts)
+
+
+def _nodes_by_rank(run: Run) -> list[str]:
+    """The nodes of the last attempt, by rank."""
+    return [node_of(device) for device in run.journal.state.attempts[-1].devices]
+
+
+def _newest_tasks(run: Run, nodes: Iterable[str]) -> dict[int, RemoteTask]:
+    """By rank, its newest task on its node; agents remember earlier ones."""
+    tasks: dict[int, RemoteTask] = {}
+    for rank, node in enumerate(nodes):
+        session = run.sessions.get(node)
+        name = rank_task_name(rank)
+        named = [task for task in session.tasks() if task.name == name] if session else []
+        if named:
+            tasks[rank] = max(named, key=lambda task: task.number)
+    return tasks
 
 
 def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:

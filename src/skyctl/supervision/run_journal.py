@@ -18,7 +18,7 @@ from skyctl.files import RunPaths, json_line, read_record, safe_name, write_atom
 from skyctl.records.base import timestamp
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.event_sink import TensorBoardWriter, metrics_line
+from skyctl.run.journal import TensorBoardWriter, metrics_line
 from skyctl.run.log_limits import LogLimits
 from skyctl.run.rank_spec import rank_of_task
 from skyctl.run.wandb_writer import WandbWriter, wandb_project
@@ -206,8 +206,8 @@ class RunJournal:
         name = self.paths.metrics.name
         if step < self._log.notes.get("metrics", 0):
             self.flush()
-            kept = [one for one in _json_lines(self.paths.metrics) if int(one["step"]) < step]
-            self._log.replace(name, "".join(f"{json_line(one)}\n" for one in kept).encode())
+            before = [line for line in _json_lines(self.paths.metrics) if int(line["step"]) < step]
+            self._log.replace(name, "".join(f"{json_line(line)}\n" for line in before).encode())
         notes = {"metrics": step + 1, "reported": [self.paths.attempt, step + 1]}
         line = metrics_line(progress)
         if self._tensorboard is not None:
@@ -277,7 +277,7 @@ class RunJournal:
             raise SkyctlError(failure.message, hint=failure.hint)
 
     def _acknowledge(self, source: str, numbers: list[int]) -> None:
-        session = next((one for one in list(self.sessions.values()) if one.id == source), None)
+        session = next((s for s in list(self.sessions.values()) if s.id == source), None)
         if session is not None:
             with suppress(SkyctlError):  # it is lost; whoever takes it over says from where
                 for number in numbers:

@@ -20,7 +20,7 @@ from skyctl.records.base import timestamp
 from skyctl.records.cluster import split_device_id
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.event_sink import read_validation
+from skyctl.run.journal import read_validation
 from skyctl.run.log_limits import LOG_LIMIT_BYTES
 
 READ_BYTES = 1 << 20
@@ -88,7 +88,7 @@ class LogFollower:
         last: int | None = None,
     ) -> None:
         self._paths, self._only = paths, only
-        newest = max([1, *(one.number for one in state.attempts)])
+        newest = max([1, *(begun.number for begun in state.attempts)])
         self._first = attempt or newest
         self._alone = attempt is not None
         self._last = last
@@ -125,14 +125,14 @@ class LogFollower:
     def _attempts(self) -> list[int]:
         if self._alone:
             return [self._first]
-        return list(range(self._first, max([self._first, *(one.number for one in self._state.attempts)]) + 1))
+        return list(range(self._first, max([self._first, *(a.number for a in self._state.attempts)]) + 1))
 
     def _whose(self, stem: str, attempt: int) -> tuple[str, str, int | None]:
         kind, _, rest = stem.partition("-")
         if kind != "rank" or not rest.isdigit():
             return kind, rest, None
         rank = int(rest)
-        devices = next((one.devices for one in self._state.attempts if one.number == attempt), ())
+        devices = next((begun.devices for begun in self._state.attempts if begun.number == attempt), ())
         node = split_device_id(devices[rank])[0] if rank < len(devices) else ""
         return f"rank {rank}", node, rank
 
@@ -145,9 +145,9 @@ class LogFollower:
         """Raises InputError where the run has no such rank or node."""
         if self._only is None:
             return
-        devices = [device for one in self._state.attempts for device in one.devices]
+        devices = [device for begun in self._state.attempts for device in begun.devices]
         nodes = sorted({split_device_id(device)[0] for device in devices})
-        ranks = max((len(one.devices) for one in self._state.attempts), default=0)
+        ranks = max((len(begun.devices) for begun in self._state.attempts), default=0)
         if devices and (int(self._only) >= ranks if self._only.isdigit() else self._only not in nodes):
             raise InputError(
                 f"--rank {self._only}: run {self._paths.run_id} has ranks 0 to {ranks - 1} "
@@ -176,10 +176,10 @@ class MetricsFollower:
         another = inode != self._inode
         if another:
             self._inode, self._tail = inode, FileTail(self._path)
-        found = [json.loads(line) for line in self._tail.lines()]
+        steps = [json.loads(line) for line in self._tail.lines()]
         if another:
-            self._next = min(self._next, found[-1]["step"] + 1 if found else 0)
-        new = [line for line in found if line["step"] >= self._next]
+            self._next = min(self._next, steps[-1]["step"] + 1 if steps else 0)
+        new = [line for line in steps if line["step"] >= self._next]
         self._next = max([self._next, *(line["step"] + 1 for line in new)])
         return new
 
@@ -219,7 +219,7 @@ def _start_of_last(path: Path, lines: int) -> int:
     try:
         with path.open("rb") as file:
             at = file.seek(0, 2)
-            found = -1  # the end of the last line is none's beginning
+            ends = -1  # the end of the last line is none's beginning
             while at > 0:
                 step = min(TAIL_BLOCK_BYTES, at)
                 at -= step
@@ -227,8 +227,8 @@ def _start_of_last(path: Path, lines: int) -> int:
                 block = file.read(step)
                 for index in range(len(block) - 1, -1, -1):
                     if block[index] == 10:
-                        found += 1
-                        if found == lines:
+                        ends += 1
+                        if ends == lines:
                             return at + index + 1
             return 0
     except OSError:
@@ -251,10 +251,10 @@ class SupervisorLogLine(NamedTuple):
 def with_supervisor_log(callbacks: RunCallbacks, path: Path) -> RunCallbacks:
     """The same callbacks, whose phases, notes and warnings also go to ``supervisor.log``."""
 
-    def keeping(kind: str, told: Callable[[str], None]) -> Callable[[str], None]:
+    def keeping(kind: str, tell_watcher: Callable[[str], None]) -> Callable[[str], None]:
         def tell(text: str) -> None:
             log_supervisor(path, kind, text)
-            told(text)
+            tell_watcher(text)
 
         return tell
 

@@ -138,8 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             self._answer(HTTPStatus.OK, HTML, page.document(nonce), nonce)
         else:
-            told = {"title": page.title, "ended": page.ended, "parts": dict(page.parts)}
-            self._answer(HTTPStatus.OK, JSON, json.dumps(told))
+            answer = {"title": page.title, "ended": page.ended, "parts": dict(page.parts)}
+            self._answer(HTTPStatus.OK, JSON, json.dumps(answer))
         if page.ended:
             self.server.end_served.set()
 

@@ -21,7 +21,7 @@ from skyctl.remote.base import ConnectOptions
 if TYPE_CHECKING:
     from skyctl.jobs.training_request import TrainingRequest
     from skyctl.records.script_request import ScriptRequest
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run_options import RunOptions
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def request_of(state: RunState) -> TrainingRequest:
 def options_of(state: RunState) -> RunOptions:
     """How the run is played; RecordError where the state does not say."""
     from skyctl.run.health_monitor import Deadlines
-    from skyctl.run.run_context import RunOptions
+    from skyctl.run.run_options import RunOptions
 
     asked = dict(_part(state, "options"))
     return _rebuilt(state, lambda: RunOptions(**{**asked, "deadlines": Deadlines(**asked["deadlines"])}))

@@ -14,7 +14,7 @@ from skyctl.files import RunPaths, read_record, run_folder, run_ids
 from skyctl.records.clock import age_s
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import ENDED, RunState, Supervisor
-from skyctl.supervision.run_lock import SupervisorStatus, supervisor_status
+from skyctl.run.run_lock import SupervisorStatus, supervisor_status
 
 RANK_MODULE = "skyctl.worker.rank"
 SCRIPT_MODULE = "skyctl.script.script_task"
@@ -140,19 +140,20 @@ def load_run(run: str | None) -> StoredRun:
     Raises:
         InputError: there is none, or it was never begun.
     """
-    found = resolve_run(run)
-    if found.state.is_script:
+    inspected = resolve_run(run)
+    if inspected.state.is_script:
         raise InputError(
-            f"run {found.paths.run_id} is of the script {found.state.workload}, which keeps its own "
+            f"run {inspected.paths.run_id} is of the script {inspected.state.workload}, which keeps its own "
             "checkpoints",
             hint="begin it anew: skyctl run; what its ranks write to --output comes home",
         )
-    if not found.paths.newest_plan.is_file():
+    if not inspected.paths.newest_plan.is_file():
         raise InputError(
-            f"run {found.paths.run_id} has no plan: it ended before it was begun, and nothing of it is kept",
+            f"run {inspected.paths.run_id} has no plan: it ended before it was begun, and nothing of it is "
+            "kept",
             hint="launch it again",
         )
-    return StoredRun(found.paths, found.state, read_record(Plan, found.paths.newest_plan))
+    return StoredRun(inspected.paths, inspected.state, read_record(Plan, inspected.paths.newest_plan))
 
 
 def refuse_running(run: StoredRun, what: str) -> None:
@@ -181,18 +182,18 @@ def list_runs(*, every: bool) -> tuple[list[InspectedRun], list[str]]:
     Args:
         every: also those that ended more than a day ago.
     """
-    found, faults = [], []
+    runs, faults = [], []
     for run_id in reversed(run_ids()):
         if not RunPaths(run_id).state.exists():
             continue
         try:
-            one = inspect_run(run_id)
+            run = inspect_run(run_id)
         except InputError as exc:
             faults.append(exc.message)
             continue
-        if every or not one.ended or age_s(one.state.written) < RECENT_S:
-            found.append(one)
-    return found, faults
+        if every or not run.ended or age_s(run.state.written) < RECENT_S:
+            runs.append(run)
+    return runs, faults
 
 
 def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
@@ -202,17 +203,17 @@ def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
     if not wanted:
         return runs
     with ThreadPoolExecutor(max_workers=8) as pool:
-        found = dict(
+        looks = dict(
             zip((run.paths.run_id for run in wanted), pool.map(_node_processes, wanted), strict=True)
         )
-    return [replace(run, looks=found.get(run.paths.run_id)) for run in runs]
+    return [replace(run, looks=looks.get(run.paths.run_id)) for run in runs]
 
 
 def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
     from skyctl.remote.session_factory import close_sessions, connect_node, open_sessions
     from skyctl.supervision.run_settings import cluster_of, connect_of
 
-    ids = {one.node: one.session for one in run.state.sessions}
+    ids = {noted.node: noted.session for noted in run.state.sessions}
     if not ids:
         return ()
     try:

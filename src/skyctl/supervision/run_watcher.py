@@ -19,7 +19,7 @@ from skyctl.files import RunPaths, read_record
 from skyctl.records.measurement import median
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunState
-from skyctl.run.event_sink import read_validation
+from skyctl.run.journal import read_validation
 from skyctl.run.rank_spec import rank_of_task
 from skyctl.supervision.run_logs import FileTail, MetricsFollower, parse_supervisor_line, remaining_s
 from skyctl.supervision.run_status import InspectedRun, inspect_run
@@ -49,7 +49,7 @@ class StepSeries:
         if len(self._parts) > MOST_POINTS:
             self.width *= 2
             pairs = zip(self._parts[::2], [*self._parts[1::2], (0, 0, 0.0)], strict=False)
-            self._parts = [(one[0], one[1] + two[1], one[2] + two[2]) for one, two in pairs]
+            self._parts = [(left[0], left[1] + right[1], left[2] + right[2]) for left, right in pairs]
 
     def points(self) -> tuple[SeriesPoint, ...]:
         """The points, from the first step to the newest."""
@@ -122,7 +122,7 @@ class RunWatcher:
     def _read_metrics(self, state: RunState) -> None:
         if self._metrics_inode() != self._inode:  # steps are done again: the file is another one
             self._begin_metrics()
-        warm_ups = {one.from_step for one in state.attempts}
+        warm_ups = {attempt.from_step for attempt in state.attempts}
         for line in self._new_steps():
             with suppress(KeyError, TypeError, ValueError, OverflowError):
                 step, loss, took_s = int(line["step"]), float(line["loss"]), float(line["iteration_s"])
@@ -149,13 +149,13 @@ class RunWatcher:
     def _read_events(self) -> None:
         for text in self._events.lines() if self._events is not None else ():
             with suppress(ValueError, ProtocolError, RecursionError):
-                told = json.loads(text)
-                if not isinstance(told, dict) or told.get("event") != StepEvent.kind:
+                event = json.loads(text)
+                if not isinstance(event, dict) or event.get("event") != StepEvent.kind:
                     continue
-                rank = rank_of_task(str(told.get("who")))
+                rank = rank_of_task(str(event.get("who")))
                 if rank is not None:
                     kept = self._devices.setdefault(rank, deque(maxlen=RECENT_STEPS))
-                    kept.append(read_event(StepEvent, told, str(told.get("node"))))
+                    kept.append(read_event(StepEvent, event, str(event.get("node"))))
 
     def _read_notes(self) -> None:
         for said in map(parse_supervisor_line, self._said.lines()):
@@ -172,23 +172,23 @@ class RunWatcher:
         attempt, predicted = state.attempts[-1], {}
         if self._plan is not None and self._plan.predicted.iteration_s > 0:
             whole_s = self._plan.predicted.iteration_s
-            predicted = {one.device: one.compute_s / whole_s for one in self._plan.predicted.replicas}
-        found = []
+            predicted = {step.device: step.compute_s / whole_s for step in self._plan.predicted.replicas}
+        times = []
         for rank, events in sorted(self._devices.items()):
             steps = [event for event in events if event.step > attempt.from_step] or list(events)
             if rank < len(attempt.devices) and steps:
                 device = attempt.devices[rank]
-                found.append(
+                times.append(
                     DeviceTimes(
                         device,
-                        compute_s=fmean(one.compute_s for one in steps),
-                        transfer_s=fmean(one.transfer_s for one in steps),
-                        idle_s=fmean(one.idle_s for one in steps),
+                        compute_s=fmean(step.compute_s for step in steps),
+                        transfer_s=fmean(step.transfer_s for step in steps),
+                        idle_s=fmean(step.idle_s for step in steps),
                         steps=len(steps),
                         predicted_share=predicted.get(device),
                     )
                 )
-        return tuple(found)
+        return tuple(times)
 
 
 def _detail(run: InspectedRun) -> str | None:

@@ -9,12 +9,13 @@ from skyctl.files import json_line, write_atomic
 from skyctl.jobs.node_sessions import require_all
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.callbacks import Detached, RunCallbacks
+from skyctl.run.run import Run
+from skyctl.run.run_lock import RunLock
 from skyctl.run.scripts.script_outcome import ScriptOutcome
 from skyctl.run.scripts.script_runner import ScriptRunner
 from skyctl.supervision.left_tasks import end_tasks, ranks_of
-from skyctl.supervision.run_handle import OnDetach, RunHandle, taken_over_run
-from skyctl.supervision.run_lock import RunLock
 from skyctl.supervision.run_logs import with_supervisor_log
+from skyctl.supervision.run_opening import OnDetach, taken_over_run
 from skyctl.supervision.run_settings import script_of
 
 
@@ -28,48 +29,49 @@ def take_over_script(lock: RunLock, callbacks: RunCallbacks, detach: OnDetach) -
         RunError: not all of its ranks are there any more.
         SkyctlError: as ``ScriptRunner.run``.
     """
-    told = with_supervisor_log(callbacks, lock.paths.supervisor_log)
-    with taken_over_run(lock, told.note, told.phase) as handle:
-        for name, error in {**handle.failures, **handle.gone}.items():
-            told.warn(f"node {name}: {error.message}")
-        if script_of(handle.state).balance_steps is not None:  # it was only being timed: that begins anew
-            end_tasks(handle)
-            require_all({**handle.failures, **handle.gone})
-            return supervise_script(handle, callbacks, detach)
-        tasks = ranks_of(handle)
+    logged = with_supervisor_log(callbacks, lock.paths.supervisor_log)
+    with taken_over_run(lock, logged.note, logged.phase) as run:
+        for name, error in run.missing.items():
+            logged.warn(f"node {name}: {error.message}")
+        if (
+            script_of(run.journal.state).balance_steps is not None
+        ):  # it was only being timed: that begins anew
+            end_tasks(run)
+            require_all(run.missing)
+            return supervise_script(run, callbacks, detach)
+        tasks = ranks_of(run)
         if tasks is None:
-            raise _ranks_gone_error(handle)
-        end_tasks(handle, but=tasks.values())
-        return supervise_script(handle, callbacks, detach, tasks)
+            raise _ranks_gone_error(run)
+        end_tasks(run, but=tasks.values())
+        return supervise_script(run, callbacks, detach, tasks)
 
 
 def supervise_script(
-    handle: RunHandle,
+    run: Run,
     callbacks: RunCallbacks,
     detach: OnDetach,
     tasks: Mapping[int, RemoteTask] | None = None,
 ) -> ScriptOutcome | None:
-    """Runs the handle's script to its end, as its state describes it; None where it was detached from.
+    """Plays the run of a script to its end, as its state describes it; None where it was detached from.
 
     Args:
         tasks: by rank, those of an attempt that goes on already.
     """
-    journal = handle.journal
-    told = with_supervisor_log(callbacks, journal.paths.supervisor_log)
-    runner = ScriptRunner(script_of(handle.state), handle.cluster, handle.sessions, told, journal)
+    journal = run.journal
+    run.callbacks = with_supervisor_log(callbacks, journal.paths.supervisor_log)
     try:
-        done = runner.run(tasks, journal.past() if tasks is not None else ())
+        done = ScriptRunner(run, script_of(journal.state)).run(tasks)
     except Detached:
-        detach(handle)
+        detach(run)
         return None
     write_atomic(journal.paths.outcome, json_line(done.to_json()))
     return done
 
 
-def _ranks_gone_error(handle: RunHandle) -> RunError:
+def _ranks_gone_error(run: Run) -> RunError:
     return RunError(
-        f"not all ranks of run {handle.run_id} are there any more, and what they have done is not known: "
+        f"not all ranks of run {run.run_id} are there any more, and what they have done is not known: "
         "the run is ended",
-        hint=f"begin it anew: skyctl run {handle.state.workload}",
-        log=str(handle.journal.paths.folder),
+        hint=f"begin it anew: skyctl run {run.journal.state.workload}",
+        log=str(run.journal.paths.folder),
     )

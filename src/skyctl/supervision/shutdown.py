@@ -12,8 +12,10 @@ from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.operator_requests import StopRunRequest, leave_request, take_requests
-from skyctl.supervision.run_handle import RunHandle, taken_over_run
-from skyctl.supervision.run_lock import acquire_run_lock, end_supervisor
+from skyctl.run.run import Run
+from skyctl.run.run_lock import acquire_run_lock, end_supervisor
+from skyctl.supervision.left_tasks import ranks_of, unreached_nodes
+from skyctl.supervision.run_opening import taken_over_run
 from skyctl.supervision.run_status import InspectedRun, counted_unit, inspect_run
 
 REQUEST_TAKEN_S = 20.0
@@ -100,17 +102,17 @@ def _stop_from_here(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: b
     with acquire_run_lock(run.paths, attached=True, wait_s=KILL_S) as lock:
         take_requests(run.paths)  # they were for the supervisor that is gone
         say_nothing = RunCallbacks().note  # the caller tells who could not be reached
-        with taken_over_run(lock, say_nothing, callbacks.phase) as handle:
+        with taken_over_run(lock, say_nothing, callbacks.phase) as played:
             if not run.ended:
                 if checkpoint:
                     with suppress(SkyctlError):
-                        _keep_last_checkpoint(handle, callbacks)
+                        _keep_last_checkpoint(played, callbacks)
                 callbacks.phase("ending what is on its nodes")
-                if handle.state.status not in ENDED:
-                    handle.journal.update(status="stopped", detail=None)
-            failures = dict(handle.failures)
-            state = handle.state
-        for name, session in handle.sessions.items():
+                if played.journal.state.status not in ENDED:
+                    played.journal.update(status="stopped", detail=None)
+            failures = unreached_nodes(played)
+            state = played.journal.state
+        for name, session in played.sessions.items():
             if session.shutdown_failure is not None:
                 failures[name] = session.shutdown_failure
     return StopResult(
@@ -122,23 +124,21 @@ def _stop_from_here(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: b
     )
 
 
-def _keep_last_checkpoint(handle: RunHandle, callbacks: RunCallbacks) -> None:
+def _keep_last_checkpoint(run: Run, callbacks: RunCallbacks) -> None:
     """Has the ranks write a last checkpoint, where all of them are there."""
-    from skyctl.supervision.left_tasks import ranks_of
-
-    tasks = ranks_of(handle)
+    tasks = ranks_of(run)
     if tasks is None:
         return
-    leave_request(handle.journal.paths, StopRunRequest())
+    leave_request(run.journal.paths, StopRunRequest())
     with suppress(KeyboardInterrupt):
-        if handle.state.is_script:
+        if run.journal.state.is_script:
             from skyctl.supervision.script_supervision import supervise_script
 
-            supervise_script(handle, callbacks, RunHandle.leave, tasks)
+            supervise_script(run, callbacks, Run.leave, tasks)
             return
-        from skyctl.supervision.resume import plan_of, supervise_run
+        from skyctl.supervision.plan_supervision import plan_of, supervise_run
 
-        supervise_run(handle, plan_of(handle), callbacks, RunHandle.leave, tasks)
+        supervise_run(run, plan_of(run), callbacks, Run.leave, tasks)
 
 
 def unreached_text(state: RunState, written: str, error: SkyctlError) -> str:
@@ -164,10 +164,12 @@ def hold_time_s(state: RunState) -> float:
 def refuse_unreached(stopped: list[StopResult]) -> None:
     """Raises NodeError where something may be left on a node."""
     lines = [
-        f"\n  run {one.run_id}, node {name}: {why}" for one in stopped for name, why in one.unreached.items()
+        f"\n  run {result.run_id}, node {name}: {why}"
+        for result in stopped
+        for name, why in result.unreached.items()
     ]
     if lines:
-        node = next(name for one in stopped for name in one.unreached)
+        node = next(name for result in stopped for name in result.unreached)
         raise NodeError(
             f"not every node could be told to end:{''.join(lines)}",
             node=node,

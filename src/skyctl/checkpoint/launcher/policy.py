@@ -28,6 +28,28 @@ def shard_limits(problem: Problem) -> dict[int, int]:
     }
 
 
+@dataclass(frozen=True)
+class CheckpointRules:
+    """What the user has asked for.
+
+    Attributes:
+        steps: that the run has.
+        writes: whether its ranks write any.
+        keep: checkpoints that are kept.
+        replicas: on how many other nodes each file is to be.
+    """
+
+    steps: int
+    writes: bool = True
+    keep: int = 2
+    replicas: int = 2
+
+    @property
+    def kept_steps(self) -> int:
+        """How many checkpoints a node keeps: the newest may not be whole everywhere, so two at least."""
+        return max(2, self.keep)
+
+
 @dataclass
 class RetentionPolicy:
     """Which checkpoints of a run no node may prune.
@@ -52,8 +74,8 @@ class RetentionPolicy:
     @property
     def steps(self) -> list[int]:
         """The steps to keep, in ascending order."""
-        known = {step for step in (self.replicated, self.copying, self.newest) if step is not None}
-        return sorted(known | self.pinned_before if self.replicated is None else known)
+        kept = {step for step in (self.replicated, self.copying, self.newest) if step is not None}
+        return sorted(kept | self.pinned_before if self.replicated is None else kept)
 
     def written(self, step: int) -> None:
         """Every rank has written its layers after so many steps."""
@@ -90,7 +112,7 @@ class RetentionPolicy:
                 self.copying = step
                 return
             self.replicated, self.copying = step, None
-            self._copied = {known: had for known, had in self._copied.items() if known > step}
+            self._copied = {number: had for number, had in self._copied.items() if number > step}
 
 
 # How often a run writes a checkpoint where the user does not say. Pure.

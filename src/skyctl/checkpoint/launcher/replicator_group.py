@@ -215,13 +215,13 @@ class ReplicatorGroup:
             for name, layers in used.items()
             if layers
         }
-        found: dict[str, dict[int, str]] = {}
+        faults: dict[str, dict[int, str]] = {}
         for name, answer in self._ask_all(requests, TRANSFER_S).items():
             if isinstance(answer, SkyctlError):
-                found[name] = dict.fromkeys(used[name], answer.message)
+                faults[name] = dict.fromkeys(used[name], answer.message)
             elif answer.damaged:
-                found[name] = dict(answer.damaged)
-        return found
+                faults[name] = dict(answer.damaged)
+        return faults
 
     def bring(
         self,
@@ -263,8 +263,8 @@ class ReplicatorGroup:
         for name, need, why in missing:
             why_not_here = self._bring_over_here(point, name, need, here)
             if why_not_here is not None:
-                told = "; ".join(words for words in (why, why_not_here) if words)
-                lacking.setdefault(name, {})[need.layer] = (need.source, told)
+                reasons = "; ".join(words for words in (why, why_not_here) if words)
+                lacking.setdefault(name, {})[need.layer] = (need.source, reasons)
         return lacking
 
     def _bring_over_here(

@@ -88,10 +88,10 @@ class ReplicatorRequests:
             for layer, shard in layers.items():
                 limit = self.limits.get(layer, -1)
                 if shard.bytes > limit:
-                    known = f"{limit} are the most" if limit >= 0 else "there is no such layer"
+                    allowed = f"{limit} are the most" if limit >= 0 else "there is no such layer"
                     raise ProtocolError(
                         f"node {node} lists a file of {shard.bytes} bytes for layer {layer} of step {step}; "
-                        f"{known}",
+                        f"{allowed}",
                         node=node,
                     )
         if event.id in self.asked:  # else it came too late

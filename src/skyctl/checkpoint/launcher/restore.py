@@ -10,25 +10,18 @@ from skyctl.checkpoint.node import layout
 from skyctl.checkpoint.node.recovery import RestorePoint, newest_restore_point
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
+from skyctl.records.plan_nodes import layers_by_node
 from skyctl.records.problem import Problem
-
-
-def layers_by_node(plan: Plan) -> dict[str, set[int]]:
-    """By node, the layers its ranks hold."""
-    found: dict[str, set[int]] = {}
-    for stage in plan.placed_stages:
-        found.setdefault(node_of(stage.device), set()).update(range(stage.start, stage.stop))
-    return found
 
 
 def node_rates(problem: Problem) -> dict[tuple[str, str], float]:
     """Bytes a second between nodes, as the plan has them."""
-    found: dict[tuple[str, str], float] = {}
+    rates: dict[tuple[str, str], float] = {}
     for link in problem.links:
         pair = node_of(link.source), node_of(link.target)
         if pair[0] != pair[1]:
-            found[pair] = min(link.bandwidth_bytes_per_s, found.get(pair, float("inf")))
-    return found
+            rates[pair] = min(link.bandwidth_bytes_per_s, rates.get(pair, float("inf")))
+    return rates
 
 
 def restore_newest(
@@ -70,11 +63,11 @@ def restore_newest(
             replicators.prune({step for step in steps if step <= point.step})
             return point
         for (node, layer), why in bad.items():
-            warn(f"checkpoint of step {point.step}: {_holder_name(node)}: {why}; it is passed over")
+            warn(f"checkpoint of step {point.step}: {_place_name(node)}: {why}; it is passed over")
             holdings[node].get(point.step, {}).pop(layer, None)
 
 
-def _holder_name(node: str) -> str:
+def _place_name(node: str) -> str:
     return f"node {node}" if node != LAUNCHER_COPIES else "the copies here"
 
 
@@ -90,14 +83,14 @@ def _unusable_copies(
         node: {layer for layer in layers if node in point.layers[layer].nodes}
         for node, layers in wanted.items()
     }
-    found = {
+    unusable = {
         (node, layer): why
         for node, faults in replicators.damaged(point, used).items()
         for layer, why in faults.items()
     }
-    if found:
-        return found
+    if unusable:
+        return unusable
     for faults in replicators.bring(point, wanted, rates, here).values():
         for layer, (source, why) in faults.items():
-            found[source, layer] = why
-    return found
+            unusable[source, layer] = why
+    return unusable

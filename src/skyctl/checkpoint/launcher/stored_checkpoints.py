@@ -46,23 +46,23 @@ def replicators_on(run: StoredRun, sessions: Mapping[str, Session]) -> Iterator[
 
 def checkpoint_holdings(run: StoredRun, replicators: ReplicatorGroup | None) -> ShardHoldings:
     """By node, what it holds of the run, this machine included."""
-    found = dict(replicators.holdings()) if replicators is not None else {}
+    holdings = dict(replicators.holdings()) if replicators is not None else {}
     if run.paths.checkpoints.is_dir():
-        found[LAUNCHER_COPIES] = layout.held_shards(run.paths.checkpoints)
-    return found
+        holdings[LAUNCHER_COPIES] = layout.held_shards(run.paths.checkpoints)
+    return holdings
 
 
 def checkpoint_table(run: StoredRun, holdings: ShardHoldings) -> list[StoredCheckpoint]:
     """The steps that anything is left of, the newest first."""
     steps = sorted({step for by_step in holdings.values() for step in by_step}, reverse=True)
-    found = []
+    table = []
     for step in steps:
         of_step = {node: by_step.get(step, {}) for node, by_step in holdings.items()}
         sizes = {layer: file.size_bytes for layers in of_step.values() for layer, file in layers.items()}
         point = newest_restore_point({node: {step: layers} for node, layers in of_step.items()}, run.layers)
         nodes = {node or "here": len(layers) for node, layers in of_step.items() if layers}
-        found.append(StoredCheckpoint(step, point is not None, sum(sizes.values()), nodes))
-    return found
+        table.append(StoredCheckpoint(step, point is not None, sum(sizes.values()), nodes))
+    return table
 
 
 @contextmanager
@@ -82,13 +82,15 @@ def gather_checkpoint(
     holdings = checkpoint_holdings(run, replicators)
     if step is not None:
         holdings = {
-            node: {one: layers for one, layers in by_step.items() if one == step}
+            node: {stored: layers for stored, layers in by_step.items() if stored == step}
             for node, by_step in holdings.items()
         }
     point = newest_restore_point(holdings, run.layers)
     if point is None:
         raise _not_whole_error(run, step, any_left=any(holdings.values()))
-    older = [one.step for one in checkpoint_table(run, holdings) if one.whole and one.step < point.step]
+    older = [
+        stored.step for stored in checkpoint_table(run, holdings) if stored.whole and stored.step < point.step
+    ]
     with tempfile.TemporaryDirectory(prefix="export-", dir=make_private(home())) as folder:
         gathered = Path(folder)
         for layer in range(run.layers):
@@ -114,7 +116,7 @@ def _gather(
     target: Path,
     older: Sequence[int],
 ) -> None:
-    """Fetches one layer's file, from the first holder whose copy is intact.
+    """Fetches one layer's file, from the first place whose copy is intact.
 
     Args:
         older: earlier steps that are there in full, the newest first.

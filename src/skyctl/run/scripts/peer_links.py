@@ -54,13 +54,13 @@ class PeerLinks:
             NodeError: there is none; it names who can't connect to whom, and why.
         """
         tried = self._pool.map(lambda name: self._try(name, order), order)
-        found = dict(zip(order, tried, strict=True))
+        answers = dict(zip(order, tried, strict=True))
         for name in order:
-            if all("error" not in found[other][name] for other in order if other != name):
+            if all("error" not in answers[other][name] for other in order if other != name):
                 return name
         failed = [
             f"{source} can't connect to {target}: {result['error']}"
-            for source, results in found.items()
+            for source, results in answers.items()
             for target, result in results.items()
             if "error" in result
         ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from skyctl.errors import RunError, SkyctlError
 from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
-from skyctl.remote.remote_task import RemoteTask, TaskFailure, task_failure_error
+from skyctl.remote.remote_task import TaskFailure, task_failure_error
 from skyctl.run.scripts.script_ranks import ScriptRank
 from skyctl.script.script_events import ScriptResult
 
@@ -32,7 +32,6 @@ class ScriptRankState:
     """
 
     rank: ScriptRank
-    task: RemoteTask
     started: bool = False
     result: ScriptResult | None = None
     failure: TaskFailure | SkyctlError | None = None

@@ -50,24 +50,24 @@ def find_script_files(folder: Path, named: Sequence[str] = (), *, left_out: Path
         InputError: a name leads nowhere or out of the folder, or there is too much; the largest are named.
     """
     if named:
-        found = list(_named_files(folder, named))
+        paths = list(_named_files(folder, named))
     else:
-        found = []
+        paths = []
         for path in _walk(folder, left_out):
-            found.append(path)
-            if len(found) > MOST_FILES:
+            paths.append(path)
+            if len(paths) > MOST_FILES:
                 raise InputError(f"{folder} has more than {MOST_FILES} files to send", hint=_HINT)
-    sizes = {path: path.stat().st_size for path in found}
+    sizes = {path: path.stat().st_size for path in paths}
     total = sum(sizes.values())
     if total > SHIP_LIMIT_BYTES:
-        largest = sorted(found, key=lambda path: -sizes[path])[:3]
+        largest = sorted(paths, key=lambda path: -sizes[path])[:3]
         names = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in largest)
         raise InputError(
             f"the files of {folder} are {total / 2**20:.1f} MiB, the largest {names}; "
             f"{SHIP_LIMIT_BYTES >> 20} MiB at most are sent",
             hint=_HINT,
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def is_always_ignored(name: str) -> bool:

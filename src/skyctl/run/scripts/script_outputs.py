@@ -86,10 +86,10 @@ class ScriptOutputs:
         if not self.here.is_dir():
             return 0
         if self._is_whole:  # all else was shipped
-            found = [self.here / name for name in sorted(self._gathered)]
+            paths = [self.here / name for name in sorted(self._gathered)]
         else:
-            found = sorted(self.here.rglob("*"))
-        files = {path.relative_to(self.here).as_posix(): path for path in found if path.is_file()}
+            paths = sorted(self.here.rglob("*"))
+        files = {path.relative_to(self.here).as_posix(): path for path in paths if path.is_file()}
         digests = {name: file_digest(path) for name, path in files.items()}
         if not files:
             return 0

@@ -114,7 +114,7 @@ def fill_placeholders(word: str, rank: ScriptRank, share: int | None) -> str:
     Args:
         share: the rank's samples of a step, where there are shares.
     """
-    known = {
+    values = {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
         "world_size": rank.world_size,
@@ -128,7 +128,7 @@ def fill_placeholders(word: str, rank: ScriptRank, share: int | None) -> str:
         name = match.group(1)
         if name.startswith(_SHARE) and share is not None:
             return str(share)
-        return str(known.get(name, match.group()))
+        return str(values.get(name, match.group()))
 
     return _TOKEN.sub(one, word)
 
@@ -173,10 +173,10 @@ def relative_speeds(request: ScriptRequest, ranks: Sequence[ScriptRank]) -> list
 
 def sum_by_node(shares: Sequence[int], ranks: Sequence[ScriptRank]) -> dict[str, int]:
     """By node, what its ranks have together, of shares by rank."""
-    found = {rank.node: 0 for rank in ranks}
+    sums = {rank.node: 0 for rank in ranks}
     for rank, share in zip(ranks, shares, strict=True):
-        found[rank.node] += share
-    return found
+        sums[rank.node] += share
+    return sums
 
 
 def describe_shares(ranks: Sequence[ScriptRank], shares: Sequence[int]) -> str:

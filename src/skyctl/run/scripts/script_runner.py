@@ -12,26 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.base import timestamp
-from skyctl.records.cluster import Cluster, device_id
+from skyctl.records.cluster import device_id, node_of
 from skyctl.records.run_state import SCRIPT, RunAttempt
 from skyctl.records.script_request import ScriptRequest
-from skyctl.remote.agent_session import Session
 from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_address
 from skyctl.remote.remote_task import RemoteTask
-from skyctl.run.callbacks import Detached, EventHistory, RunCallbacks
-from skyctl.run.event_sink import EventSink, update_attempt
-from skyctl.run.operator_requests import JoinRequest, StopRequested, take_requests
-from skyctl.run.rank_spec import rank_task_name
+from skyctl.run.journal import update_attempt
+from skyctl.run.operator_requests import OperatorRequests, StopRequested
+from skyctl.run.run import Run
 from skyctl.run.scripts.node_watch import NodeWatch
 from skyctl.run.scripts.peer_links import PeerLinks
 from skyctl.run.scripts.rank_orders import RankOrders
+from skyctl.run.scripts.script_attempt import ScriptAttempt
 from skyctl.run.scripts.script_files import find_script_files, read_script_files
-from skyctl.run.scripts.script_group import ScriptGroup
 from skyctl.run.scripts.script_outcome import ScriptOutcome
 from skyctl.run.scripts.script_outputs import ScriptOutputs
 from skyctl.run.scripts.script_ranks import (
@@ -52,88 +49,54 @@ UNTIMED_STEPS = 1
 
 
 class ScriptRunner:
-    """One run; ``run`` may be called once.
+    """One run of a script; ``run`` may be called once."""
 
-    Args:
-        sessions: by node, those that can be used; nodes that are lost are taken out.
-        sink: writes everything down.
-    """
-
-    def __init__(
-        self,
-        request: ScriptRequest,
-        cluster: Cluster,
-        sessions: dict[str, Session],
-        callbacks: RunCallbacks,
-        sink: EventSink,
-    ) -> None:
-        self._request, self._cluster, self._sessions = request, cluster, sessions
-        self._callbacks, self._sink = callbacks, sink
+    def __init__(self, run: Run, request: ScriptRequest) -> None:
+        self._run, self._request = run, request
+        self._sessions, self._callbacks, self._journal = run.sessions, run.callbacks, run.journal
         self._counts = dict(request.ranks)
-        self._number = len(sink.state.attempts) or 1
+        self._number = len(run.journal.state.attempts) or 1
         self._restarts = self._failed = 0
         self._is_counted = True
         self._is_trial = False
         self._trees: dict[str, str | None] = {}
         self._files: dict[str, bytes] | None = None
-        self._group: ScriptGroup | None = None
+        self._attempt: ScriptAttempt | None = None
         self._ranks: list[ScriptRank] = []
-        self._watch = NodeWatch(sessions, callbacks)
+        self._requests = OperatorRequests(run.journal)
+        self._watch = NodeWatch(run.sessions, run.callbacks)
         self._outputs: ScriptOutputs | None = None
         if request.output is not None:
-            self._outputs = ScriptOutputs(Path(request.output), self._workplace(None), callbacks.warn)
+            self._outputs = ScriptOutputs(Path(request.output), self._workplace(None), run.callbacks.warn)
         self._came = 0
 
-    def run(self, adopted: Mapping[int, RemoteTask] | None = None, past: EventHistory = ()) -> ScriptOutcome:
+    def run(self, tasks: Mapping[int, RemoteTask] | None = None) -> ScriptOutcome:
         """Plays attempts until the script has ended.
 
         Args:
-            adopted: by rank, tasks that another process had started, of the sink's last attempt.
-            past: what that process had written down of them.
+            tasks: by rank, those of the last attempt, which another process had started.
 
         Raises:
             SkyctlError: the first cause of the last failure, when no restart is left.
             KeyboardInterrupt: it was stopped (``Detached``: it goes on without this process).
         """
-        try:
-            done = self._play_attempts(adopted, past)
-        except Detached:
-            self._watch.close()
-            raise
-        except KeyboardInterrupt as exc:
-            self._close("stopped")
-            if self._request.output is not None:
-                exc.add_note(f"{self._came} output files have come to {self._request.output}")
-            exc.add_note(f"the run's folder: {self._sink.paths.folder}")
-            raise
-        except SkyctlError as exc:
-            exc.log = exc.log or str(self._sink.paths.folder)
-            self._close("failed", exc.message)
-            raise
-        except BaseException as exc:
-            self._close("failed", f"{type(exc).__name__}: {exc}")
-            raise
-        self._close("done")
-        return done
+        with self._run.until_it_ends(self._end, self._stop, self._watch.close):
+            return self._play_attempts(tasks)
 
-    def _play_attempts(self, adopted: Mapping[int, RemoteTask] | None, past: EventHistory) -> ScriptOutcome:
+    def _play_attempts(self, tasks: Mapping[int, RemoteTask] | None) -> ScriptOutcome:
         why = "launched"
-        if self._request.balance_steps is not None and adopted is None:
+        if self._request.balance_steps is not None and tasks is None:
             why = self._balance(self._request.balance_steps)
         while True:
             try:
-                if adopted is not None:
-                    self._adopt(adopted, past)
-                else:
-                    self._start(why)
-                assert self._group is not None
-                self._sink.update(status="running", detail=None)
-                self._group.watch()
+                attempt = self._start(why) if tasks is None else self._adopt(tasks)
+                self._journal.update(status="running", detail=None)
+                attempt.watch()
             except SkyctlError as exc:
                 why = self._recover(exc)
             else:
-                return self._finished()
-            adopted = None
+                return self._finished(attempt)
+            tasks = None
 
     def _balance(self, steps: int) -> str:
         """Runs the script's first steps in a copy of its own, to learn how fast ranks are.
@@ -181,27 +144,25 @@ class ScriptRunner:
         None: it ended before each rank made a step.
         """
         self._is_trial = True
-        self._start(f"timing {steps} steps")
-        group = self._group
-        assert group is not None
+        attempt = self._start(f"timing {steps} steps")
         wanted = steps + UNTIMED_STEPS
-        group.watch_steps(lambda: all(len(times) >= wanted for times in group.steps_s))
-        self._end_group([])
+        attempt.watch_steps(lambda: all(len(times) >= wanted for times in attempt.steps_s))
+        self._end_attempt([])
         self._is_trial = False
-        update_attempt(self._sink, ended=timestamp())
-        timed = [times[UNTIMED_STEPS:wanted] for times in group.steps_s]
-        return ([middle_mean(times) for times in timed], group.batch) if all(timed) else None
+        update_attempt(self._journal, ended=timestamp())
+        timed = [times[UNTIMED_STEPS:wanted] for times in attempt.steps_s]
+        return ([middle_mean(times) for times in timed], attempt.batch) if all(timed) else None
 
     def _settle(self, request: ScriptRequest) -> None:
         """Goes on with that request, and writes it down for whoever takes the run over."""
         self._request = request
-        self._sink.update(order={**self._sink.state.order, SCRIPT: request.model_dump(mode="json")})
+        self._journal.update(order={**self._journal.state.order, SCRIPT: request.model_dump(mode="json")})
 
     # --- an attempt
 
-    def _start(self, why: str) -> None:
-        request, paths = self._request, self._sink.paths
-        if self._sink.state.attempts:
+    def _start(self, why: str) -> ScriptAttempt:
+        request, paths = self._request, self._journal.paths
+        if self._journal.state.attempts:
             self._number += 1
             paths = RunPaths(paths.run_id, self._number).create()
         addresses = self._addresses()
@@ -209,7 +170,7 @@ class ScriptRunner:
         order = [master, *(node for node in self._counts if node != master)]
         self._ranks = place_ranks({node: self._counts[node] for node in order})
         shares = divide_batch(self._request, self._ranks)
-        self._sink.begin(paths, None)
+        self._journal.begin(paths, None)
         entry = RunAttempt(
             number=self._number,
             began=timestamp(),
@@ -220,7 +181,7 @@ class ScriptRunner:
             devices=tuple(device_id(rank.node, "cpu") for rank in self._ranks),
         )
         status = "starting" if self._number == 1 else "restarting"
-        self._sink.update(attempts=(*self._sink.state.attempts, entry), status=status, detail=why)
+        self._journal.update(attempts=(*self._journal.state.attempts, entry), status=status, detail=why)
         self._ship()
         if self._outputs is not None and not self._is_trial:
             sent = self._outputs.send(self._ranks, self._sessions, self._trees)
@@ -239,49 +200,44 @@ class ScriptRunner:
             shares,
             relative_speeds(request, self._ranks),
             times_steps=self._is_trial,
-            secret=secrets.token_hex(32) if self._cluster.backend == "skyctl" else None,
+            secret=secrets.token_hex(32) if self._run.cluster.backend == "skyctl" else None,
         )
-        self._group = self._make_group()
-        self._group.start(
+        attempt = self._attempt = self._new_attempt()
+        attempt.start(
             [self._order(orders, rank, addresses[rank.node]) for rank in self._ranks],
             lambda port: BeginScript({"MASTER_ADDR": addresses[master], "MASTER_PORT": str(port)}),
         )
         self._callbacks.phase(f"{len(self._ranks)} ranks run; rank 0 is on {master}")
+        return attempt
 
     def _order(self, orders: RankOrders, rank: ScriptRank, address: str) -> ScriptOrder:
         interface = interface_with_address(self._sessions[rank.node], address)
-        return orders.order(rank, self._cluster.node(rank.node), self._workplace(rank.node), interface)
+        return orders.order(rank, self._run.cluster.node(rank.node), self._workplace(rank.node), interface)
 
-    def _adopt(self, tasks: Mapping[int, RemoteTask], past: EventHistory) -> None:
-        nodes = [device.rpartition("/")[0] for device in self._sink.state.attempts[-1].devices]
-        played = [attempt for attempt in self._sink.state.attempts if not attempt.trial]
+    def _adopt(self, tasks: Mapping[int, RemoteTask]) -> ScriptAttempt:
+        attempts = self._journal.state.attempts
+        nodes = [node_of(device) for device in attempts[-1].devices]
+        played = [before for before in attempts if not before.trial]
         self._restarts = len(played) - 1
-        self._failed = self._restarts - sum(attempt.planned for attempt in played)
+        self._failed = self._restarts - sum(before.planned for before in played)
         counts = {node: nodes.count(node) for node in nodes}
         self._counts = {node: count for node, count in self._counts.items() if node in counts}
         self._ranks = place_ranks(counts)
-        self._group = self._make_group()
-        self._group.adopt(tasks, past)
+        attempt = self._attempt = self._new_attempt()
+        attempt.adopt(tasks)
         with suppress(SkyctlError):
             self._find_master(self._addresses())
+        return attempt
 
-    def _make_group(self) -> ScriptGroup:
-        def heard(rank: ScriptRank, message: Mapping[str, Any]) -> bool:
-            return self._sink.heard(rank.node, rank_task_name(rank.rank), message)
-
-        def log_of(rank: int) -> str | None:
-            path = self._sink.paths.log(rank)
-            return str(path) if path.exists() else None
-
-        stall_s = self._request.stall_s or None
-        return ScriptGroup(self._ranks, self._sessions, self._callbacks, heard, self._tick, log_of, stall_s)
+    def _new_attempt(self) -> ScriptAttempt:
+        return ScriptAttempt(self._run, self._ranks, self._tick, self._request.stall_s or None)
 
     def _addresses(self) -> dict[str, str]:
-        found = find_peer_addresses({node: self._sessions[node] for node in self._counts})
-        for outcome in found.values():
+        outcomes = find_peer_addresses({node: self._sessions[node] for node in self._counts})
+        for outcome in outcomes.values():
             if isinstance(outcome, SkyctlError):
                 raise outcome
-        return {node: address for node, address in found.items() if isinstance(address, str)}
+        return {node: address for node, address in outcomes.items() if isinstance(address, str)}
 
     def _find_master(self, addresses: Mapping[str, str]) -> str:
         """The node of rank 0: the first that all others reach. On one machine nobody has to be asked."""
@@ -303,17 +259,17 @@ class ScriptRunner:
             folder = Path(request.folder)
             output = Path(request.output) if request.output is not None else folder
             left_out = output if output != folder else None
-            found = find_script_files(folder, request.ship, left_out=left_out)
-            self._files = read_script_files(folder, found)
+            paths = find_script_files(folder, request.ship, left_out=left_out)
+            self._files = read_script_files(folder, paths)
             if self._outputs is not None:
                 self._outputs.note_shipped(self._files)
             size = sum(map(len, self._files.values()))
-            self._callbacks.note(f"{len(found)} files of {folder}, {size / 2**20:.1f} MiB, go to every node")
+            self._callbacks.note(f"{len(paths)} files of {folder}, {size / 2**20:.1f} MiB, go to every node")
         files = self._files
         with ThreadPoolExecutor(max_workers=len(self._counts)) as pool:
             nodes = list(self._counts)
-            paths = pool.map(lambda node: self._sessions[node].push_tree(files), nodes)
-            self._trees = dict(zip(nodes, paths, strict=True))
+            trees = pool.map(lambda node: self._sessions[node].push_tree(files), nodes)
+            self._trees = dict(zip(nodes, trees, strict=True))
 
     def _workplace(self, node: str | None) -> Workplace:
         tree = self._trees.get(node) if node is not None else None
@@ -323,11 +279,9 @@ class ScriptRunner:
     # --- while it is watched
 
     def _tick(self) -> None:
-        for request in take_requests(self._sink.paths):
-            if isinstance(request, JoinRequest):
-                self._callbacks.warn("a script's nodes are those it began with: a request to join is dropped")
-                continue
-            self._sink.update(status="stopping")
+        for _ in self._requests.take():
+            self._callbacks.warn("a script's nodes are those it began with: a request to join is dropped")
+        if self._requests.stop is not None:
             raise StopRequested
         self._watch.look(self._counts)
 
@@ -339,16 +293,16 @@ class ScriptRunner:
         Returns:
             what the next attempt is begun for.
         """
-        if self._group is None:
+        if self._attempt is None:
             raise error
         error = self._watch.cause_of(error, self._counts)
         lost = self._watch.lost_nodes(error, self._counts)
         if lost:
-            told = dict.fromkeys(lost, error.message)
-            self._sink.update(lost={**self._sink.state.lost, **told})
-        self._end_group(lost)
+            why_lost = dict.fromkeys(lost, error.message)
+            self._journal.update(lost={**self._journal.state.lost, **why_lost})
+        self._end_attempt(lost)
         self._gather(without=lost)
-        update_attempt(self._sink, ended=timestamp(), error=error.message)
+        update_attempt(self._journal, ended=timestamp(), error=error.message)
         if lost:
             left = {node: count for node, count in self._counts.items() if node not in lost}
             least = len(self._request.ranks) if self._request.min_nodes is None else self._request.min_nodes
@@ -370,13 +324,12 @@ class ScriptRunner:
         self._callbacks.warn(f"{error.message}\n  {why}: all ranks are started anew")
         return why
 
-    def _finished(self) -> ScriptOutcome:
-        assert self._group is not None
-        returncodes = tuple(self._group.returncodes)
-        self._end_group([])
+    def _finished(self, attempt: ScriptAttempt) -> ScriptOutcome:
+        returncodes = tuple(attempt.returncodes)
+        self._end_attempt([])
         self._gather()
         return ScriptOutcome(
-            self._sink.paths.run_id,
+            self._journal.paths.run_id,
             tuple(self._ranks),
             returncodes,
             self._restarts,
@@ -387,27 +340,32 @@ class ScriptRunner:
     def _gather(self, without: Sequence[str] = ()) -> None:
         if self._outputs is None or not self._ranks or self._is_trial:
             return
-        there = {node: one for node, one in self._sessions.items() if node not in without}
-        sessions = {node: one for node, one in there.items() if one.lost is None}
+        sessions = {
+            node: session
+            for node, session in self._sessions.items()
+            if node not in without and session.lost is None
+        }
         self._callbacks.phase(f"bringing home what ranks have written to {self._request.output_name}")
         self._came += self._outputs.gather(self._ranks, sessions)
         for node in without:
             self._callbacks.warn(f"what node {node} had written since is lost with it")
 
-    def _end_group(self, lost: list[str]) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.end(RANKS_END_S, lost)
+    def _end_attempt(self, lost: list[str]) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.end(RANKS_END_S, lost)
 
-    def _close(self, status: str, detail: str | None = None) -> None:
-        """The last word of the state; what was written comes home even where the run was stopped."""
-        had = self._group is not None
-        self._end_group([])
+    def _stop(self, exc: KeyboardInterrupt) -> None:
+        self._end()
+        if self._request.output is not None:
+            exc.add_note(f"{self._came} output files have come to {self._request.output}")
+        exc.add_note(f"the run's folder: {self._journal.paths.folder}")
+
+    def _end(self) -> None:
+        """Nothing runs any more; what was written comes home even where the run was stopped."""
+        had = self._attempt is not None
+        self._end_attempt([])
         if had:
             with suppress(SkyctlError):
                 self._gather()
         self._watch.close()
-        with suppress(SkyctlError):
-            update_attempt(self._sink, ended=timestamp(), error=detail)
-            self._sink.update(status=status, detail=detail)
-            self._sink.close()

@@ -16,7 +16,7 @@ from skyctl.records.base import timestamp
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.event_sink import RunFolderSink
+from skyctl.run.journal import FolderJournal
 
 VALIDATION = ValidationMeasurement(step=1, loss=1.5, metrics={"top-5": 0.5, "odd": None})
 
@@ -27,11 +27,11 @@ def progress(step: int, **more: Any) -> StepProgress:
     )
 
 
-def sink(note: Callable[[str], None]) -> RunFolderSink:
+def sink(note: Callable[[str], None]) -> FolderJournal:
     paths = RunPaths.new()
     now = timestamp()
     state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)
-    return RunFolderSink(paths, state, note)
+    return FolderJournal(paths, state, note)
 
 
 def test_a_line_a_step_readable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_what_is_heard_is_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, session = RunPaths.new(), Session()
     now = timestamp()
     state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)
-    written = RunFolderSink(paths, state, lambda _note: None, {"a": session})
+    written = FolderJournal(paths, state, lambda _note: None, {"a": session})
     written.heard("a", "rank-0", {"event": "ready", "seq": 7})
     written.heard("a", "rank-0", {"event": "alive"})
     written.heard("b", "rank-1", {"event": "ready", "seq": 8})

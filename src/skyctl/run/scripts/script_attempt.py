@@ -8,9 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from skyctl.agent.task_events import AliveEvent, LogEvent
-from skyctl.agent.task_orders import write_order, write_request
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError
-from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.remote_task import (
     RemoteTask,
@@ -18,10 +16,11 @@ from skyctl.remote.remote_task import (
     TaskExit,
     read_task_message,
 )
-from skyctl.remote.task_group import GroupEvent, TaskGroup
-from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.interrupts import INTERRUPT, Interrupts
+from skyctl.remote.task_group import GroupEvent
+from skyctl.run.rank_failure import as_skyctl_error
 from skyctl.run.rank_spec import rank_task_name
+from skyctl.run.rank_tasks import RankTasks
+from skyctl.run.run import Run
 from skyctl.run.scripts.script_failure import ScriptRankState, rank_error, stall_error
 from skyctl.run.scripts.script_ranks import ScriptRank
 from skyctl.script.script_events import (
@@ -45,32 +44,25 @@ ABORT_S = 5.0
 TAIL_LINES = 20
 
 
-class ScriptGroup:
+class ScriptAttempt:
     """One attempt: ``start`` or ``adopt``, then ``watch``; ``end`` in any case.
 
     Args:
-        sessions: by node.
-        heard: told every message of a rank before anything is done about it; False: it was heard before.
         tick: called several times a second while ranks are watched; what it raises ends the attempt.
         stall_s: ranks that have all neither printed nor used a processor for so long hang; None: never.
     """
 
     def __init__(
         self,
+        run: Run,
         ranks: Sequence[ScriptRank],
-        sessions: Mapping[str, Session],
-        callbacks: RunCallbacks,
-        heard: Callable[[ScriptRank, Mapping[str, Any]], bool],
         tick: Callable[[], None],
-        log_of: Callable[[int], str | None],
         stall_s: float | None = None,
     ) -> None:
-        self._ranks, self._sessions, self._callbacks = list(ranks), dict(sessions), callbacks
-        self._heard, self._tick, self._log_of, self._stall_s = heard, tick, log_of, stall_s
-        self._states: list[ScriptRankState] = []
-        self._tasks: TaskGroup[int] = TaskGroup("script")
-        self._interrupts = Interrupts(self._tasks, callbacks)
-        self._ended = self._is_timed = False
+        self._run, self._callbacks, self._tick, self._stall_s = run, run.callbacks, tick, stall_s
+        self._states = [ScriptRankState(rank) for rank in ranks]
+        self._tasks = RankTasks("script", run.sessions, run.callbacks.interrupted)
+        self._is_timed = False
         self._ticked_at = 0.0
 
     # --- from the start to the end
@@ -85,10 +77,8 @@ class ScriptGroup:
         Raises:
             SkyctlError: a rank can't be started.
         """
-        for rank, order in zip(self._ranks, orders, strict=True):
-            name = rank_task_name(rank.rank)
-            task = self._sessions[rank.node].start_task(SCRIPT_MODULE, write_order(order), name=name)
-            self._follow(rank, task)
+        for state, order in zip(self._states, orders, strict=True):
+            self._tasks.start(state.rank.node, SCRIPT_MODULE, order)
         port: int | None = None
         waiting = {state.rank.rank for state in self._states}
         deadline = time.monotonic() + START_S
@@ -97,23 +87,21 @@ class ScriptGroup:
             if isinstance(event, ScriptReady):
                 waiting.discard(state.rank.rank)
                 port = event.port if event.port is not None else port
-        request = write_request(begin(port))
+        request = begin(port)
         for state in self._states:
-            state.task.send(request)
+            self._tasks.send(state.rank.rank, request)
         while not all(state.started or state.has_ended for state in self._states):
-            state, event = self._next(deadline)
-            self._take(state, event)
+            self._take(*self._next(deadline))
 
-    def adopt(self, tasks: Mapping[int, RemoteTask], past: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    def adopt(self, tasks: Mapping[int, RemoteTask]) -> None:
         """In place of ``start``: ranks that another process has started.
 
         Args:
             tasks: by rank.
-            past: (rank, message), what that process had written down.
         """
-        for rank in self._ranks:
-            self._follow(rank, tasks[rank.rank])
-        for number, message in past:
+        for state in self._states:
+            self._tasks.adopt(state.rank.node, tasks[state.rank.rank])
+        for number, message in self._run.journal.past():
             state = self._states[number]
             with suppress(ProtocolError):
                 event = read_task_message(SCRIPT_KINDS, self._node(state), message).event
@@ -127,7 +115,7 @@ class ScriptGroup:
 
         What they print after that is not passed on: they are ended, and would say that others are gone.
         """
-        with self._interrupts.as_events():
+        with self._tasks.interrupts_as_events():
             self._until(enough)
         self._is_timed = True
 
@@ -138,7 +126,7 @@ class ScriptGroup:
             SkyctlError: a rank failed; the first cause. All ranks may still run.
             KeyboardInterrupt: the user, or a signal, ends it (``Detached``: it goes on without this process).
         """
-        with self._interrupts.as_events():
+        with self._tasks.interrupts_as_events():
             self._callbacks.begun()
             self._until(lambda: False)
 
@@ -148,8 +136,7 @@ class ScriptGroup:
                 raise self._first_cause(failed)
             if enough() or all(state.result is not None for state in self._states):
                 return
-            state, event = self._next()
-            self._take(state, event)
+            self._take(*self._next())
 
     @property
     def steps_s(self) -> list[list[float]]:
@@ -167,29 +154,8 @@ class ScriptGroup:
 
         A script gets SIGTERM first. Idempotent; errors of dead connections don't matter here.
         """
-        if not self._ended:
-            self._ended = True
-            for state in self._states:
-                if not state.task.ended:
-                    with suppress(SkyctlError, OSError):
-                        state.task.kill()
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline and any(
-            not state.task.ended
-            and state.rank.node not in lost
-            and self._sessions[state.rank.node].is_waited_for
-            for state in self._states
-        ):
-            came = self._tasks.receive(0.05)
-            if came is not None and came.key != INTERRUPT:
-                with suppress(SkyctlError):
-                    self._read(self._states[came.key], came)
-        while (came := self._tasks.receive(0)) is not None:
-            if came.key != INTERRUPT:
-                with suppress(SkyctlError):
-                    self._read(self._states[came.key], came)
-        for state in self._states:
-            self._sessions[state.rank.node].discard(state.task)
+        self._tasks.kill()
+        self._tasks.wait_gone(limit_s, lost, self._read_late)
 
     @property
     def returncodes(self) -> list[int | None]:
@@ -197,10 +163,6 @@ class ScriptGroup:
         return [None if state.result is None else state.result.returncode for state in self._states]
 
     # --- what ranks say
-
-    def _follow(self, rank: ScriptRank, task: RemoteTask) -> None:
-        self._states.append(ScriptRankState(rank, task))
-        self._tasks.follow(rank.rank, task)
 
     def _next(self, deadline: float | None = None) -> tuple[ScriptRankState, Any]:
         """The next event that a rank has sent of its own. Raises what has ended a rank that is starting."""
@@ -216,23 +178,18 @@ class ScriptGroup:
                     late = ", ".join(s.name for s in self._states if not (s.started or s.has_ended))
                     raise RunError(f"{late} could not be started within {START_S:.0f} s")
                 continue
-            if came.key == INTERRUPT:
-                self._interrupts.ask()
-                continue
             state = self._states[came.key]
-            event = self._read(state, came)
+            event = self._read(came)
             if deadline is not None and state.failure is not None:
                 raise self._first_cause(state)
             if event is not None or state.has_failed:
                 return state, event
 
-    def _read(self, state: ScriptRankState, came: GroupEvent[int]) -> Any:
+    def _read(self, came: GroupEvent[int]) -> Any:
         """Takes in what came of a rank; its record, or None where nothing more has to be done about it."""
+        state = self._states[came.key]
         if came.error is not None:
-            error = came.error
-            state.failure = state.failure or (
-                error if isinstance(error, SkyctlError) else SkyctlError(str(error))
-            )
+            state.failure = state.failure or as_skyctl_error(came.error)
             return None
         if came.value is None:
             return None
@@ -241,7 +198,8 @@ class ScriptGroup:
         except ProtocolError as exc:
             state.failure = state.failure or exc
             return None
-        if not self._heard(state.rank, read.plain):
+        rank = state.rank
+        if not self._run.journal.heard(rank.node, rank_task_name(rank.rank), read.plain):
             return None
         event = read.event
         if isinstance(event, TaskError | TaskExit):
@@ -264,6 +222,11 @@ class ScriptGroup:
             state.result = event
         return event
 
+    def _read_late(self, came: GroupEvent[int]) -> None:
+        """Something came of a rank that is being ended."""
+        with suppress(SkyctlError):
+            self._read(came)
+
     def _take(self, state: ScriptRankState, event: Any) -> None:
         if isinstance(event, ScriptStarted):
             state.started = True
@@ -279,17 +242,16 @@ class ScriptGroup:
         self._callbacks.phase("no rank does anything any more: each is asked where it is")
         for state in running:
             with suppress(SkyctlError):
-                state.task.send(write_request(AbortScript()))
+                self._tasks.send(state.rank.rank, AbortScript())
         deadline = time.monotonic() + ABORT_S
         while time.monotonic() < deadline and not all(state.has_ended for state in running):
-            came = self._tasks.receive(0.1)
-            if came is not None and came.key != INTERRUPT:
-                with suppress(SkyctlError):
-                    self._read(self._states[came.key], came)
-        raise stall_error(running, idle_s, self._log_of)
+            came = self._tasks.receive(0.1, asks=False)
+            if came is not None:
+                self._read_late(came)
+        raise stall_error(running, idle_s, self._run.log_of)
 
     def _node(self, state: ScriptRankState) -> Any:
-        return self._sessions[state.rank.node].node
+        return self._tasks.sessions[state.rank.node].node
 
     # --- failures
 
@@ -301,14 +263,13 @@ class ScriptGroup:
         failed = [first]
         deadline = time.monotonic() + FIRST_CAUSE_GRACE_S
         while time.monotonic() < deadline and len(failed) < len(self._states):
-            came = self._tasks.receive(0.05)
-            if came is None or came.key == INTERRUPT:
+            came = self._tasks.receive(0.05, asks=False)
+            if came is None:
                 continue
             state = self._states[came.key]
-            with suppress(SkyctlError):
-                self._read(state, came)
+            self._read_late(came)
             if state.has_failed and state not in failed:
                 failed.append(state)
         lost = [state for state in failed if isinstance(state.failure, NodeError)]
         first = (lost or failed)[0]
-        return rank_error(first, self._sessions[first.rank.node], self._log_of(first.rank.rank))
+        return rank_error(first, self._tasks.sessions[first.rank.node], self._run.log_of(first.rank.rank))

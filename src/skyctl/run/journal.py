@@ -1,13 +1,13 @@
 """What is written down of a run: logs, figures (``metrics.jsonl``, TensorBoard) and its state.
 
-A run tells its ``EventSink`` everything it hears, in order, before anything is done about it. There are two:
-``RunFolderSink``, plain files of a run that ends with its process, and ``supervision.run_journal``, which
+A run tells its ``Journal`` everything it hears, in order, before anything is done about it. There are two:
+``FolderJournal``, plain files of a run that ends with its process, and ``supervision.run_journal``, which
 another process can go on with at any instant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +34,11 @@ class Acknowledging(Protocol):
         """The event of that number is handled: the node may forget it."""
 
 
-class EventSink(Protocol):
+EventHistory = Sequence[tuple[int, dict[str, Any]]]
+"""(rank, message) of an earlier process, in the order in which it wrote them down."""
+
+
+class Journal(Protocol):
     """Called from the supervising thread only. What it can't write it raises (SkyctlError)."""
 
     paths: RunPaths
@@ -58,21 +62,28 @@ class EventSink(Protocol):
     def update(self, **changes: Any) -> None:
         """Changes fields of the ``RunState``."""
 
+    def past(self) -> EventHistory:
+        """All that the ranks of the attempt under way have said so far."""
+
+    @property
+    def reported(self) -> int:
+        """How many steps of the attempt under way have been told of."""
+
     def close(self) -> None:
         """Writes what is not written yet. Idempotent."""
 
 
-def begin_attempt(sink: EventSink, plan: Plan, *, number: int, why: str, planned: bool) -> None:
+def begin_attempt(journal: Journal, plan: Plan, *, number: int, why: str, planned: bool) -> None:
     """Makes the folder of a new attempt and its entry in the run's state.
 
     Args:
         why: what it is begun for.
         planned: it replaces a healthy one.
     """
-    paths = sink.paths
+    paths = journal.paths
     if number > 1:
         paths = RunPaths(paths.run_id, number).create()
-    sink.begin(paths, plan.to_json())
+    journal.begin(paths, plan.to_json())
     entry = RunAttempt(
         number=number,
         began=timestamp(),
@@ -83,17 +94,17 @@ def begin_attempt(sink: EventSink, plan: Plan, *, number: int, why: str, planned
         predicted_iteration_s=plan.predicted.iteration_s,
     )
     status = "starting" if number == 1 else "restarting"
-    sink.update(attempts=(*sink.state.attempts, entry), status=status, detail=why)
+    journal.update(attempts=(*journal.state.attempts, entry), status=status, detail=why)
 
 
-def update_attempt(sink: EventSink, **changes: Any) -> None:
+def update_attempt(journal: Journal, **changes: Any) -> None:
     """Changes fields of the newest attempt's entry in the run's state."""
-    attempts = sink.state.attempts
+    attempts = journal.state.attempts
     if attempts:
-        sink.update(attempts=(*attempts[:-1], attempts[-1].model_copy(update=changes)))
+        journal.update(attempts=(*attempts[:-1], attempts[-1].model_copy(update=changes)))
 
 
-class RunFolderSink:
+class FolderJournal:
     """Logs and figures of a run that has no other supervisor than this process: its state is not kept.
 
     Args:
@@ -143,6 +154,12 @@ class RunFolderSink:
     def update(self, **changes: Any) -> None:
         """Changes fields of the state in memory."""
         self.state = self.state.model_copy(update=changes)
+
+    def past(self) -> EventHistory:
+        """Nothing: no other process goes on with the run."""
+        return ()
+
+    reported = 0
 
     def close(self) -> None:
         """Closes TensorBoard's file. Idempotent."""
@@ -195,12 +212,12 @@ class TensorBoardWriter:
 
 def metrics_line(progress: StepProgress) -> dict[str, Any]:
     """A step's line of ``metrics.jsonl``, as a JSON object; figures that are not known are left out."""
-    found = progress.validation
+    validation = progress.validation
     line = {
         "step": progress.step,
         "loss": progress.loss,
-        "validation_loss": found.loss if found is not None else None,
-        "validation_metrics": found.metrics if found is not None else None,
+        "validation_loss": validation.loss if validation is not None else None,
+        "validation_metrics": validation.metrics if validation is not None else None,
         "learning_rate": progress.learning_rate,
         "grad_norm": progress.grad_norm,
         "iteration_s": progress.iteration_s,

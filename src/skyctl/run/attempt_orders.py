@@ -1,0 +1,167 @@
+"""What the ranks of an attempt are told, and the code that is sent to their nodes before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from skyctl.checkpoint.launcher import policy
+from skyctl.checkpoint.launcher.replicator_group import run_folder_on_node
+from skyctl.checkpoint.node.recovery import RestorePoint
+from skyctl.device.cgroup import read_limits
+from skyctl.device.process_memory import private_bytes
+from skyctl.jobs.training_request import TrainingRequest, send_workload, shipped_data_changed
+from skyctl.learning.cluster_changes import local_memory_changes, refuse_changes
+from skyctl.records.cluster import node_of
+from skyctl.records.plan import Plan
+from skyctl.records.plan_nodes import layers_by_node, nodes_in
+from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
+from skyctl.run.run import Run
+from skyctl.run.run_options import RunOptions
+from skyctl.run.sum_claims import planned_numels
+from skyctl.workload.shipped_files import digest_workload, files_to_ship
+from skyctl.workload.workload_spec import WorkloadSpec
+
+
+@dataclass(frozen=True)
+class AttemptOrders:
+    """One attempt, as its ranks are told it.
+
+    Attributes:
+        number: counted from 1 over all attempts of the run.
+        specs: by rank.
+        first: the first step that they make.
+    """
+
+    plan: Plan
+    number: int
+    specs: list[RankSpec]
+    first: int
+
+
+class OrderMaker:
+    """Makes the orders of a run's attempts. For every attempt it ships the code of the first one here.
+
+    So whoever edits that while the run goes on changes nothing of it. A process that has taken the run over
+    has it as it is then, and says where it has changed.
+    """
+
+    def __init__(self, run: Run, request: TrainingRequest, options: RunOptions) -> None:
+        self._run, self._request, self._options = run, request, options
+        self._files: Mapping[str, bytes] | None = None
+
+    def make(self, plan: Plan, number: int, origin: RestorePoint | None) -> AttemptOrders:
+        """The orders of an attempt that is about to be started; what its nodes need for them is there then.
+
+        Args:
+            origin: the checkpoint that its ranks go on from.
+
+        Raises:
+            ClusterChangedError: ranks on this machine need more memory together than is free.
+            SkyctlError: a node could not say its address, or did not take the code.
+        """
+        if refuses_changes(self._options, number):
+            self._refuse_local_shortage(plan)
+        addresses = self._run.addresses(nodes_in(plan))
+        self._run.callbacks.phase("shipping the workload")
+        workload = self._ship_workload(plan, restored=origin is not None)
+        checkpoints = self._checkpoints(plan, number, origin, workload)
+        specs = self._specs(plan, workload, addresses, checkpoints)
+        return AttemptOrders(plan, number, specs, 0 if origin is None else origin.step)
+
+    def make_again(self, plan: Plan, number: int) -> AttemptOrders:
+        """The orders of an attempt that another process has started.
+
+        They lack what only that process knew: paths on nodes, and addresses.
+        """
+        nodes, attempts = nodes_in(plan), self._run.journal.state.attempts
+        workload = dict.fromkeys(nodes, self._request.spec)
+        specs = self._specs(plan, workload, dict.fromkeys(nodes, ""), AttemptCheckpoints())
+        return AttemptOrders(plan, number, specs, attempts[-1].from_step if attempts else 0)
+
+    def files_to_ship(self) -> Mapping[str, bytes]:
+        """The user's code, and the data files that go along."""
+        if self._files is None:
+            spec = self._request.spec
+            self._files = files_to_ship(spec)
+            began = self._run.journal.state.order.get("digest")
+            changed = ["the code"] if began is not None and digest_workload(spec) != began else []
+            changed += ["the data files that are shipped"] if shipped_data_changed(spec) else []
+            if changed:
+                self._run.callbacks.warn(
+                    f"{' and '.join(changed)} of {spec.source} are not those that the run began with; it "
+                    "goes on with what is here now"
+                )
+        return self._files
+
+    def _specs(
+        self,
+        plan: Plan,
+        workload: Mapping[str, WorkloadSpec],
+        addresses: Mapping[str, str],
+        checkpoints: AttemptCheckpoints,
+    ) -> list[RankSpec]:
+        made = rank_specs(
+            plan,
+            self._run.cluster,
+            run_id=self._run.run_id,
+            steps=self._options.steps,
+            workload=workload,
+            addresses=addresses,
+            weights=self._options.weights,
+            recipe=self._request.recipe,
+            trace=self._options.trace,
+            checkpoints=checkpoints,
+        )
+        limits, numels = policy.shard_limits(plan.problem), planned_numels(plan.problem)
+        return [
+            replace(spec, shard_limits={n: limits[n] for n in spec.layers}, summed_numels=numels)
+            for spec in made
+        ]
+
+    def _ship_workload(self, plan: Plan, *, restored: bool) -> dict[str, WorkloadSpec]:
+        """By node that holds a stage, the workload as that node is told it.
+
+        Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
+        """
+        run, spec, held = self._run, self._request.spec, layers_by_node(plan)
+        nodes = used_nodes(plan, run.cluster)
+        layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
+        ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
+        sessions = {name: run.sessions[name] for name in layers}
+        stored = None if restored and spec.init_from is not None else layers
+        return send_workload(spec, sessions, with_data=ends, layers=stored, files=self.files_to_ship())
+
+    def _checkpoints(
+        self, plan: Plan, number: int, origin: RestorePoint | None, holding: Collection[str]
+    ) -> AttemptCheckpoints:
+        """The attempt's checkpoints, on the nodes that hold layers."""
+        rules, every = self._options.checkpoints, None
+        if rules.writes:
+            every = self._options.checkpoint_every
+            if every is None:
+                every = policy.checkpoint_interval(plan, rules.replicas)
+        run = self._run
+        return AttemptCheckpoints(
+            attempt=number,
+            folders={node: str(run_folder_on_node(run.sessions[node], run.run_id)) for node in holding},
+            origin=origin,
+            every=every,
+            keep=rules.kept_steps,
+        )
+
+    def _refuse_local_shortage(self, plan: Plan) -> None:
+        """Of ranks on this machine, before they are started: many of them fill its memory by being there."""
+        from skyctl.device.node_facts import host_memory
+
+        nodes = [node.name for node in self._run.cluster.nodes if node.transport == "local"]
+        free = host_memory(read_limits())["available_bytes"] - private_bytes()  # this process stays
+        refuse_changes(plan, local_memory_changes(plan, nodes, free))
+
+
+def refuses_changes(options: RunOptions, number: int) -> bool:
+    """Whether an attempt is refused where nodes have changed.
+
+    Only the first one is: later ones train on what is there, and it is said.
+    """
+    return number == 1 and not options.ignore_changes

@@ -1,0 +1,72 @@
+"""What an attempt has come to: its measurement, and what its ranks have left on their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from skyctl.compare.timeline import plan_timeline
+from skyctl.planner.plan_record import pipeline_simulations
+from skyctl.records.measurement import Measurement
+from skyctl.run.artifacts import gather_weights, write_trace
+from skyctl.run.attempt_orders import AttemptOrders
+from skyctl.run.attempt_state import AttemptState
+from skyctl.run.plan_update import observed_slowdowns
+from skyctl.run.rank_spec import holding_specs
+from skyctl.run.run import Run
+from skyctl.run.step_history import StepHistory
+from skyctl.run.step_metrics import build_measurement, with_differences
+from skyctl.schedule.simulation_input import SimulationInput
+
+
+class AttemptResults:
+    """The results of one attempt, as far as its ranks have come."""
+
+    def __init__(self, run: Run, orders: AttemptOrders, state: AttemptState) -> None:
+        self._run, self._orders, self._state = run, orders, state
+
+    def measurement(self, weights: str | None = None) -> Measurement:
+        """What was measured of this attempt alone.
+
+        Args:
+            weights: the path of the trained ones; None: there are none.
+        """
+        orders, state = self._orders, self._state
+        holding = holding_specs(orders.specs)
+        return build_measurement(
+            self._run.run_id, orders.plan, holding, state.collected, weights, self._simulations
+        )
+
+    def of_all_attempts(self, history: StepHistory, *, weights: bool) -> Measurement:
+        """What was measured of the whole run.
+
+        Args:
+            history: of the run.
+            weights: the trained ones are gathered.
+        """
+        run, plan, number = self._run, self._orders.plan, self._orders.number
+        run.callbacks.phase("gathering the trained weights")
+        path = None
+        if weights:
+            path = str(gather_weights(self._state, run.journal.paths, run.sessions))
+        if not self._state.has_begun:  # its checkpoint was the last step's
+            return history.alone(run.run_id, plan, path, number)
+        done = history.of_all(self.measurement(path), number)
+        if len(self._simulations) > 1 or plan.problem.rhythm.is_rounds:
+            return done
+        return with_differences(self._simulations[0], done)
+
+    def with_trace(self, done: Measurement) -> Measurement:
+        """The measurement with the trace of this attempt."""
+        run, simulated = self._run, plan_timeline(self._orders.plan, self._simulations)
+        trace = write_trace(self._state, run.journal.paths, run.sessions, simulated, run.callbacks)
+        return done.model_copy(update={"trace": trace})
+
+    def slowdowns(self) -> dict[str, float]:
+        """By device, measured ÷ predicted of its layers' time, as far as can be told."""
+        return observed_slowdowns(self._orders.plan, self._state.collected.settled_events())
+
+    @cached_property
+    def _simulations(self) -> Sequence[SimulationInput]:
+        """By pipeline, what the plan's prediction comes from."""
+        return pipeline_simulations(self._orders.plan)

@@ -1,0 +1,60 @@
+"""How a run of a plan is to be played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skyctl.checkpoint.launcher.policy import CheckpointRules
+from skyctl.records.backend import Backend
+from skyctl.run.health_monitor import Deadlines
+
+DEFAULT_REPLICAS = 2
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long to train and what to keep.
+
+    Attributes:
+        trace: record what every rank does when.
+        ignore_changes: train on a cluster that is not what the plan was made for, too.
+        encrypt: what passes between the stages, and checkpoints between nodes, go through TLS (a plan that
+            was made so is always run so).
+        backend: what is to carry tensors between ranks, whatever the plan says; None: what it says.
+        checkpoint_every: steps from one checkpoint to the next; 0: none; None: chosen
+            (``checkpoint.launcher.policy.checkpoint_interval``).
+        keep: checkpoints that are kept.
+        replicas: other nodes with a copy of each checkpoint; None: two, or all there are.
+        keep_here: copy checkpoints to this machine, too.
+        max_restarts: attempts after a fault, counted anew after each checkpoint.
+        wandb: the project of Weights & Biases that each step's figures go to, too; None: to none.
+    """
+
+    steps: int = 10
+    weights: bool = True
+    trace: bool = False
+    ignore_changes: bool = False
+    encrypt: bool = False
+    backend: Backend | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    checkpoint_every: int | None = None
+    keep: int = 2
+    replicas: int | None = None
+    keep_here: bool = False
+    max_restarts: int = 3
+    wandb: str | None = None
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether the run writes any."""
+        return self.checkpoint_every != 0
+
+    @property
+    def checkpoints(self) -> CheckpointRules:
+        """Which checkpoints are kept, and on how many nodes."""
+        return CheckpointRules(
+            steps=self.steps,
+            writes=self.writes_checkpoints,
+            keep=self.keep,
+            replicas=DEFAULT_REPLICAS if self.replicas is None else self.replicas,
+        )
