@@ -15,17 +15,10 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from skyctl.device import node_environment
-from skyctl.learning.cluster_changes import ClusterChangedError
-from skyctl.planner.api import plan
-from skyctl.records.cluster import Cluster
-=======
 from skyctl.agent.task_orders import read_order
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.cluster import Cluster, Node
->>>>>>> 48c4154a (run: one owner of a run)
 from skyctl.run.attempt import Attempt
 from skyctl.run.attempt_orders import AttemptOrders
 from skyctl.run.callbacks import RunCallbacks
@@ -269,21 +262,6 @@ def test_the_first_cause_is_named_and_not_the_neighbour_that_lost_its_peer(stage
     assert "about to fail" in Path(str(caught.value.log)).read_text()
 
 
-<<<<<<< HEAD
-def test_ranks_that_do_not_fit_this_machine_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many that fill the memory by starting could not say so any more."""
-    with pytest.raises(BeganError):
-        begin(1)
-    monkeypatch.setattr(node_environment, "host_memory", lambda _limits: {"available_bytes": 0.0})
-    with pytest.raises(ClusterChangedError, match="free memory") as refused:
-        begin(1)
-    assert refused.value.exit_code == 5
-    assert "--ignore-changes" in str(refused.value.hint)
-    with pytest.raises(BeganError):
-        begin(1, ignore_changes=True)
-    with pytest.raises(BeganError):
-        begin(2)
-=======
 def test_a_signal_that_is_told_late_goes_before_lost_connections(stages) -> None:
     """The agent speaks of a dead rank only when nothing that it has started is left."""
     stage = stages(3)
@@ -580,4 +558,3 @@ def test_a_rank_speaks_for_itself_alone_in_the_store(stages, keys: list[str], fa
     with pytest.raises(ProtocolError, match=fault) as caught:
         stage.attempt.start()
     assert caught.value.node == "n1"
->>>>>>> 48c4154a (run: one owner of a run)

@@ -10,7 +10,7 @@ import pytest
 from tests.learning.profiles import nodes
 from tests.planner.planner_problems import problem
 
-from skyctl.device import node_facts
+from skyctl.device import node_environment
 from skyctl.jobs.training_request import TrainingRequest
 from skyctl.learning.cluster_changes import ClusterChangedError
 from skyctl.planner.api import plan
@@ -42,7 +42,7 @@ def test_ranks_that_do_not_fit_this_machine_are_not_started(monkeypatch: pytest.
     """Many that fill the memory by starting could not say so any more."""
     with pytest.raises(BeganError):
         begin(1)
-    monkeypatch.setattr(node_facts, "host_memory", lambda _limits: {"available_bytes": 0.0})
+    monkeypatch.setattr(node_environment, "host_memory", lambda _limits: {"available_bytes": 0.0})
     with pytest.raises(ClusterChangedError, match="free memory") as refused:
         begin(1)
     assert refused.value.exit_code == 5

@@ -152,7 +152,7 @@ class OrderMaker:
 
     def _refuse_local_shortage(self, plan: Plan) -> None:
         """Of ranks on this machine, before they are started: many of them fill its memory by being there."""
-        from skyctl.device.node_facts import host_memory
+        from skyctl.device.node_environment import host_memory
 
         nodes = [node.name for node in self._run.cluster.nodes if node.transport == "local"]
         free = host_memory(read_limits())["available_bytes"] - private_bytes()  # this process stays
