@@ -205,7 +205,8 @@ def _model_folder(out: Output, model: str) -> Iterator[str]:
         yield f"hf:{model}"
         return
     from skyctl.files import home, make_private
-    from skyctl.supervision.stored_checkpoints import export_last_weights, load_run
+    from skyctl.jobs.weight_files import export_last_weights
+    from skyctl.supervision.run_status import load_run
 
     run = load_run(model)
     run_id, source = run.paths.run_id, run.state.workload

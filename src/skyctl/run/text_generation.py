@@ -7,27 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyctl.agent.task_events import LogEvent
-from skyctl.agent.task_orders import write_order, write_request
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.jobs.training_request import send_workload
 from skyctl.planning.generation_stages import StageLayers
 from skyctl.records.backend import SKYCTL
-from skyctl.records.cluster import Cluster, split_device_id
+from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.remote.agent_session import Session
 from skyctl.remote.credentials import make_credentials
 from skyctl.remote.peer_addresses import find_peer_addresses
 from skyctl.remote.remote_task import (
-    RemoteTask,
     TaskError,
     TaskExit,
     read_task_message,
     task_failure_error,
 )
-from skyctl.remote.task_group import TaskGroup
-from skyctl.run.rank_group import RANK_MODULE
+from skyctl.run.attempt import RANK_MODULE
 from skyctl.run.rank_messages import own_key_fault
-from skyctl.run.rank_spec import rank_task_name
-from skyctl.run.rendezvous import Rendezvous
+from skyctl.run.rank_tasks import RankTasks
 from skyctl.worker.rank_events import (
     EnvironmentEvent,
     HeartbeatEvent,
@@ -37,7 +33,7 @@ from skyctl.worker.rank_events import (
     TokenEvent,
 )
 from skyctl.worker.rank_order import GenerationOrder, Sampling, WorldOrder
-from skyctl.worker.rank_requests import BuildRequest, StartRequest, TokensRequest
+from skyctl.worker.rank_requests import BuildRequest, StartRequest, StoredRequest, TokensRequest
 from skyctl.workload.workload_spec import WorkloadSpec
 
 KINDS: Mapping[str, type] = {
@@ -74,8 +70,10 @@ class TextPipeline:
     sampling: Sampling
     vocabulary: int
     encrypt: bool = False
-    _tasks: TaskGroup[int] = field(default_factory=lambda: TaskGroup("rank"))
-    _ranks: list[RemoteTask] = field(default_factory=list)
+    _nodes: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tasks = RankTasks("rank", self.sessions, lambda: "stop")
 
     def start(self) -> None:
         """Sends each node its layers' weights, starts the ranks and brings them together.
@@ -121,28 +119,33 @@ class TextPipeline:
                 layers=(stage.start, stage.stop),
                 sampling=self.sampling,
             )
-            task = self.sessions[node].start_task(RANK_MODULE, write_order(order), name=rank_task_name(rank))
-            self._ranks.append(task)
-            self._tasks.follow(rank, task)
+            self._tasks.start(node, RANK_MODULE, order)
+            self._nodes.append(self.cluster.node(node))
         self._connect()
 
     def _connect(self) -> None:
-        rendezvous, ready = Rendezvous(), set[int]()
-        while len(ready) < len(self._ranks):
+        """Lets ranks build, tells each the keys that it waits for of others, and has all start together."""
+        stored: dict[str, str] = {}
+        waiting: dict[str, list[int]] = {}
+        ready: set[int] = set()
+        while len(ready) < len(self._nodes):
             rank, event = self._next()
-            task = self._ranks[rank]
             if isinstance(event, EnvironmentEvent):
-                task.send(write_request(BuildRequest()))
-            elif isinstance(event, StoredEvent) and (fault := own_key_fault(event.key, rank)):
-                raise ProtocolError(
-                    f"node {task.node.name} sent 'stored' for rank {rank}, but {fault}", node=task.node.name
-                )
-            elif isinstance(event, StoredEvent | KeyWantedEvent):
-                rendezvous.take(task, event)
+                self._tasks.send(rank, BuildRequest())
+            elif isinstance(event, StoredEvent):
+                if fault := own_key_fault(event.key, rank):
+                    node = self._nodes[rank].name
+                    raise ProtocolError(f"node {node} sent 'stored' for rank {rank}, but {fault}", node=node)
+                stored[event.key] = event.value
+            elif isinstance(event, KeyWantedEvent):
+                waiting.setdefault(event.key, []).append(rank)
             elif isinstance(event, ReadyEvent):
                 ready.add(rank)
-        for task in self._ranks:
-            task.send(write_request(StartRequest()))
+            for key in waiting.keys() & stored.keys():
+                for other in waiting.pop(key):
+                    self._tasks.send(other, StoredRequest(key, stored[key]))
+        for rank in range(len(self._nodes)):
+            self._tasks.send(rank, StartRequest())
 
     def tokens(self, prompt: Sequence[int]) -> Iterator[int]:
         """The tokens that follow a prompt, without end.
@@ -152,10 +155,10 @@ class TextPipeline:
         """
         given = tuple(prompt)
         while True:
-            self._ranks[0].send(write_request(TokensRequest(given)))
+            self._tasks.send(0, TokensRequest(given))
             rank, event = self._next()
-            node = self._ranks[rank].node.name
-            if not isinstance(event, TokenEvent) or rank + 1 < len(self._ranks):
+            node = self._nodes[rank].name
+            if not isinstance(event, TokenEvent) or rank + 1 < len(self._nodes):
                 raise ProtocolError(f"node {node} sent {event.kind!r} where a token is due", node=node)
             if event.token >= self.vocabulary:
                 raise ProtocolError(f"node {node} sent token {event.token} of {self.vocabulary}", node=node)
@@ -164,7 +167,7 @@ class TextPipeline:
 
     def close(self) -> None:
         """Ends the ranks."""
-        self._tasks.kill_all()
+        self._tasks.kill()
 
     def _next(self) -> tuple[int, Any]:
         """The next event that is more than a sign of life, and the rank that it is of."""
@@ -174,11 +177,11 @@ class TextPipeline:
                 raise RunError(f"no rank was heard for {SILENCE_S:.0f} s")
             if came.error is not None:
                 raise came.error
-            task = self._ranks[came.key]
+            node = self._nodes[came.key]
             if came.value is None:
-                raise RunError(f"rank {came.key} on node {task.node.name} has ended without a word")
-            event = read_task_message(KINDS, task.node, came.value).event
+                raise RunError(f"rank {came.key} on node {node.name} has ended without a word")
+            event = read_task_message(KINDS, node, came.value).event
             if isinstance(event, TaskError | TaskExit):
-                raise task_failure_error(task.node, event, workload=self.spec.source)
+                raise task_failure_error(node, event, workload=self.spec.source)
             if not isinstance(event, HeartbeatEvent | LogEvent):
                 return came.key, event
