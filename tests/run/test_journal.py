@@ -35,7 +35,7 @@ def sink(note: Callable[[str], None]) -> FolderJournal:
 
 
 def test_a_line_a_step_readable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     notes: list[str] = []
     written = sink(notes.append)
     paths = written.paths
@@ -61,7 +61,7 @@ def test_what_is_heard_is_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
         def acknowledge(self, seq: int) -> None:
             self.done.append(seq)
 
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     paths, session = RunPaths.new(), Session()
     now = timestamp()
     state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)
@@ -89,6 +89,22 @@ def test_tensorboard_gets_the_same() -> None:
     assert ("validation/top-5", 1) in found
     assert not {("validation_loss", 0), ("validation/odd", 1)} & found
     written.close()
+
+
+def test_tensorboard_hides_steps_that_a_later_process_does_again() -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = sink(pytest.fail)
+    for step in range(3):
+        first.step(progress(step))
+    first.close()
+    again = RunFolderSink(first.paths, first.state, pytest.fail)
+    again.step(progress(1))
+    again.close()
+    read = EventAccumulator(str(first.paths.tensorboard))
+    read.Reload()
+    assert [(one.step, one.value) for one in read.Scalars("loss")] == [(0, 2.0), (1, 1.0)]
 
 
 def test_what_ranks_print_and_die_of_is_in_their_logs() -> None:

@@ -7,6 +7,8 @@ another process can go on with at any instant.
 
 from __future__ import annotations
 
+import importlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -169,38 +171,45 @@ class FolderJournal:
 class TensorBoardWriter:
     """TensorBoard's events, where it is installed. Files are made with the first step.
 
+    It uses TensorBoard's own writer: torch's would bring torch into a process that only watches a run.
+
     Args:
         note: told where it is not.
     """
 
     def __init__(self, paths: RunPaths, note: Callable[[str], None]) -> None:
         self._folder = paths.tensorboard
-        self._writer: Any = None
         self._open: Any = None
+        self._protocol: Any = None
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            self._protocol = importlib.import_module("tensorboard.compat.proto.event_pb2")
+            self._make = importlib.import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
         except ImportError:
             note("no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')")
-        else:
-            self._writer = SummaryWriter
 
     def step(self, line: Mapping[str, Any]) -> None:
         """Adds a step's ``metrics_line``. Raises SkyctlError where the disk refuses."""
-        if self._writer is None:
+        if self._protocol is None:
             return
+        metrics = line.get("validation_metrics") or {}
+        values = {name: line[name] for name in _SCALARS if name in line}
+        values |= {f"validation/{name}": value for name, value in metrics.items() if value is not None}
         try:
-            self._open = self._open or self._writer(log_dir=str(self._folder), purge_step=line["step"])
-            for name in _SCALARS:
-                if name in line:
-                    self._open.add_scalar(name, line[name], line["step"])
-            for name, value in (line.get("validation_metrics") or {}).items():
-                if value is not None:
-                    self._open.add_scalar(f"validation/{name}", value, line["step"])
+            if self._open is None:
+                self._open = self._make(str(self._folder))
+                # Steps from this one on that an earlier process has written are hidden.
+                self._add(line["step"], file_version="brain.Event:2")
+                self._add(line["step"], session_log={"status": "START"})
+            scalars = [{"tag": name, "simple_value": value} for name, value in values.items()]
+            self._add(line["step"], summary={"value": scalars})
             self._open.flush()
         except OSError as exc:
             raise SkyctlError(
                 f"cannot write the run's figures to {self._folder}: {exc.strerror or exc}", hint=DISK_HINT
             ) from exc
+
+    def _add(self, step: int, **content: Any) -> None:
+        self._open.add_event(self._protocol.Event(wall_time=time.time(), step=step, **content))
 
     def close(self) -> None:
         """Closes the file. Idempotent: every step was written out when it ended."""
