@@ -16,6 +16,7 @@
     │   ├── HostKeyError       4   the host's key is unknown or has changed
     │   ├── LoginError         4   connected, but not let in
     │   ├── UnfitError         4   let in, but something it needs is missing there
+    │   │   ├── PythonTooOldError   4   its Python is older than skyctl needs
     │   │   └── UnsupportedDtypeError   4   its processor can't compute in that dtype
     │   ├── SessionGoneError   4   the node has ended the session, or another launcher has it
     │   └── ProtocolError      4   what the node sent is nothing that skyctl would send there
@@ -129,6 +130,12 @@ class LoginError(NodeError):
 
 class UnfitError(NodeError):
     """Logged in, but something the node needs is missing (Python, torch, disk, memory)."""
+
+
+class PythonTooOldError(UnfitError):
+    """A node's Python is older than skyctl needs; ``version`` is the one it has."""
+
+    version = ""
 
 
 class UnsupportedDtypeError(UnfitError):

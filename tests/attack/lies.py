@@ -172,29 +172,24 @@ TORCH: Message = {
 }
 
 SETUP: Mapping[str, Sequence[Message]] = {
-    "facts": (
+    "look": (
         {
             "event": "result",
             "python": "/usr/bin/python3",
             "version": "3.11.7",
             "base": "/usr 3.11.7 x86_64",
-            "pip": "/c/pip.whl",
+            "system": "Linux",
+            "machine": "x86_64",
+            "glibc": "2.35",
             "root": "/home/ada/env",
             "free_bytes": 2**34,
             "same_disk": True,
             "cards": ["NVIDIA"],
-            "platforms": ["manylinux_2_28_x86_64"],
-            "abis": ["cp311", "abi3"],
-            "implementation": "cp",
-        },
-    ),
-    "look": (
-        {
-            "event": "result",
             "torch": "2.6.0",
             "distributed": True,
-            "missing": ["numpy>=2"],
             "fault": None,
+            "versions": {"numpy": "2.1"},
+            "markers": {"python_version": "3.11"},
             "had": ["numpy>=2"],
         },
     ),
@@ -208,7 +203,7 @@ SETUP: Mapping[str, Sequence[Message]] = {
             "size_bytes": 10**9,
         },
         {"event": "result", "offline": "no index answers"},
-        {"event": "result", "unmatched": "torch==9"},
+        {"event": "result", "refused": "no torch 9"},
     ),
     "remove": (
         {"event": "result", "removed": ["/e/x"], "shared": [], "busy": {"/e/y": [7]}, "freed_bytes": 5},

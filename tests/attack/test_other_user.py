@@ -275,7 +275,7 @@ def test_a_planted_environment_is_never_run(machine: Machine) -> None:
         python.chmod(0o755)
 
     machine.as_other(plant)
-    look = LookOrder(str(environment / "bin" / "python"), "x", ())
+    look = LookOrder(str(environment / "bin" / "python"))
     for closed, who in (
         ((), "data: group daemon may write to it"),
         ((machine.home / "data", machine.home / "data" / "skyctl", root), "0123456789: it belongs to daemon"),

@@ -20,8 +20,8 @@ from skyctl.records.cluster import Cluster
 from skyctl.remote.session_factory import open_session
 from skyctl.setup.fleet import SetupReport
 from skyctl.setup.installer import SetupJob
-from skyctl.setup.node.setup_events import SetupFacts
-from skyctl.setup.node.setup_orders import FactsOrder
+from skyctl.setup.node.setup_events import FoundPython
+from skyctl.setup.node.setup_orders import LookOrder
 from skyctl.setup.workload_requirements import Requirements
 
 from ..helpers import processes
@@ -70,9 +70,9 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
     for name in ("n1", "n2"):
         assert used.node(name).python.startswith(str(sshd.home / ".local/share/skyctl/env"))
         with open_session(used.node(name), options) as session:
-            facts = write_order(FactsOrder())
-            answer = session.run_task("skyctl.setup.node.setup_task", facts, 30, answer=SetupFacts)
-            assert answer["python"] == used.node(name).python
+            look = write_order(LookOrder())
+            found = session.run_task("skyctl.setup.node.setup_task", look, 30, answer=FoundPython)
+            assert found["python"] == used.node(name).python
     removed = set_up_cluster(Cluster(name="c", nodes=nodes[:2]), options, job, remove=True)
     assert [node.status for node in removed.nodes] == ["removed", "removed"]
     assert not (sshd.home / ".local/share/skyctl").exists()

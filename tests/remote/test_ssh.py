@@ -19,6 +19,7 @@ from skyctl.errors import (
     InputError,
     LoginError,
     NodeError,
+    PythonTooOldError,
     SkyctlError,
     UnfitError,
     UnreachableError,
@@ -175,7 +176,8 @@ def test_python_missing_and_too_old(sshd, tmp_path: Path) -> None:
     )
     old.chmod(0o755)
     failure = refused(sshd, sshd.node(python=str(old)), sshd.options())
-    assert type(failure) is UnfitError
+    assert isinstance(failure, PythonTooOldError)
+    assert failure.version == "3.8.10"
     assert "has Python 3.8.10 at" in failure.message
     assert "3.10" in failure.message
     assert "uv python install" in str(failure.hint)

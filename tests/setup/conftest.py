@@ -8,9 +8,11 @@ import html
 import http.server
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -80,6 +82,9 @@ class Index:
             def log_message(self, *_: object) -> None:
                 pass
 
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
             def do_GET(self) -> None:
                 outer.on_request()
                 expected = base64.b64encode(f"ada:{outer.password}".encode()).decode()
@@ -94,7 +99,8 @@ class Index:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body or b"")))
                 self.end_headers()
-                self.wfile.write(body or b"")
+                if self.command == "GET":
+                    self.wfile.write(body or b"")
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -109,6 +115,10 @@ class Index:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/simple"
+
+    def file_url(self, name: str) -> str:
+        """Where a file of the folder is."""
+        return f"http://127.0.0.1:{self.port}/files/{name}"
 
     def answer(self, path: str) -> tuple[bytes | None, str]:
         parts = [part for part in path.split("/") if part]
@@ -187,6 +197,40 @@ class Site:
     def torch(self, **options: int) -> None:
         make_torch(self.wheels, **options)
         make_wheel(self.wheels, "stubdep", "1.5", {"stubdep.py": b"here = True\n"})
+
+    def make_python_archive(self, index: Index) -> None:
+        """As uv gets them: ``pythons.json`` and what it names; this machine's Python stands for it."""
+        major, minor, patch = sys.version_info[:3]
+        folder = self.folder / "archive" / "python"
+        (folder / "bin").mkdir(parents=True)
+        library = folder / "lib" / f"python{major}.{minor}"
+        library.mkdir(parents=True)
+        (library / f"_sysconfigdata__linux_{platform.machine()}-linux-gnu.py").write_text(
+            "# system configuration generated and used by the sysconfig module\nbuild_time_vars = {}\n"
+        )
+        program = folder / "bin" / f"python{major}.{minor}"
+        program.write_text(f'#!/bin/sh\nexec {self.bare("brought")} "$@"\n')
+        program.chmod(0o755)
+        with tarfile.open(index.folder / "python.tar.gz", "w:gz") as archive:
+            archive.add(folder, "python")
+        digest = hashlib.sha256((index.folder / "python.tar.gz").read_bytes()).hexdigest()
+        machine = platform.machine()
+        one = {
+            "name": "cpython",
+            "arch": {"family": machine, "variant": None},
+            "os": "linux",
+            "libc": "gnu",
+            "major": major,
+            "minor": minor,
+            "patch": patch,
+            "prerelease": "",
+            "url": index.file_url("python.tar.gz"),
+            "sha256": digest,
+            "variant": None,
+            "build": "20260101",
+        }
+        listed = {f"cpython-{major}.{minor}.{patch}-linux-{machine}-gnu": one}
+        (index.folder / "pythons.json").write_text(json.dumps(listed))
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""``skyctl setup`` on nodes of this machine: real environments, real pip, wheels that stand for torch."""
+"""``skyctl setup`` on nodes of this machine: real environments, real uv, wheels that stand for torch."""
 
 from __future__ import annotations
 
@@ -130,29 +130,109 @@ def test_a_requirement_that_does_not_exist(site, index) -> None:
     assert site.setup("train.py", "--index-url", index.url)["a"]["status"] == "made"
 
 
-def test_no_ensurepip_there(site) -> None:
-    site.torch()
-    hide = (
-        "import sys, sysconfig\nsys.modules['ensurepip'] = None\n"
-        "sysconfig.get_config_vars()['WHEEL_PKG_DIR'] = None\n"
-    )
-    site.cluster(a=site.bare("bare", hide))
-    assert site.setup("--wheels", "wheels")["a"]["status"] == "made"
-
-
 def test_no_python_there_and_no_venv(site) -> None:
+    """A Debian without python3-venv has no module venv that works, and no ensurepip."""
     site.torch()
-    poor = site.bare("poor", "import os, sys\nif 'venv' in sys.orig_argv: os._exit(3)\n")
+    poor = site.bare("poor", "import sys\nsys.modules['ensurepip'] = sys.modules['venv'] = None\n")
     # A home of its own: else it finds what b has made.
     own = {"XDG_DATA_HOME": str(site.folder / "own")}
     site.cluster(a="/nowhere/python3", b=site.bare("bare"), c={"python": str(poor), "env": own})
     found = site.setup("--wheels", "wheels", code=4)
     assert "/nowhere/python3" in found["a"]["error"]
-    assert found["b"]["status"] == "made"
-    assert "virtual environment" in found["c"]["error"]
-    assert "-venv" in found["c"]["hint"]
-    assert not (site.folder / "own" / "skyctl").exists()
+    assert [found[name]["status"] for name in "bc"] == ["made", "made"]
     assert len(site.environments) == 1
+
+
+@pytest.mark.slow
+def test_what_is_pushed_is_what_the_nodes_python_needs(site, index, wheel: Callable[..., Path]) -> None:
+    """Also a package with an address, which the node does not fetch."""
+    python = next(Path(sys.base_prefix).parent.glob("3.12.*/bin/python3.12"), None)
+    if python is None:
+        pytest.skip("no Python 3.12 beside this one")
+    site.torch()
+    for name in ("older", "newer"):
+        wheel(site.wheels, name, "1.0", {f"{name}.py": b""})
+    (site.folder / "train.py").write_text(TRAIN)
+    (site.folder / "requirements.txt").write_text(
+        "older ; python_version < '3.12'\n"
+        f"newer @ {index.file_url('newer-1.0-py3-none-any.whl')} ; python_version >= '3.12'\n"
+    )
+    venv = site.folder / "venv"
+    subprocess.run([python, "-m", "venv", "--without-pip", str(venv)], check=True)
+    site.cluster(a=venv / "bin" / "python")
+    how = ("train.py", "--push", "--index-url", index.url)
+    found = site.setup(*how)
+    assert (found["a"]["status"], found["a"]["pushed"]) == ("made", True)
+    code = "import importlib.util as u; print([u.find_spec(n) is not None for n in ('older', 'newer')])"
+    assert run_in(found["a"]["python"], code) == "[False, True]"
+    assert site.setup(*how)["a"]["status"] == "ready"
+
+
+@pytest.fixture
+def old(site, index) -> dict:
+    """A node whose Python is too old, and which gets Pythons from the index's server."""
+    script = "import sys; sys.version_info = (3, 8, 10); exec(sys.argv[1])"
+    path = site.folder / "old"
+    path.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{script}' \"$3\"\n")
+    path.chmod(0o755)
+    site.make_python_archive(index)
+    return {"python": str(path), "env": {"UV_PYTHON_DOWNLOADS_JSON_URL": index.file_url("pythons.json")}}
+
+
+@pytest.mark.slow
+def test_a_python_is_brought_where_the_nodes_is_too_old(site, old: dict) -> None:
+    site.torch()
+    site.cluster(a=old)
+    found = site.setup("--wheels", "wheels", "--dry-run")["a"]
+    assert (found["status"], found["lacks"]) == ("lacking", ["Python 3.10 or newer (it has 3.8.10)", "torch"])
+    assert not site.data.exists()
+    found = site.setup("--wheels", "wheels")["a"]
+    assert (found["status"], found["torch"]) == ("made", f"{TORCH}+stub")
+    pythons = site.data / "skyctl" / "python"
+    assert list(pythons.glob("cpython-*/bin/python3*"))
+    assert not list(pythons.glob(".new*"))
+    assert site.setup("--wheels", "wheels")["a"]["status"] == "ready"
+    done = site.run("check", "--json")
+    ticks = {tick["name"]: tick for tick in json.loads(done.stdout)["nodes"][0]["ticks"]}
+    assert "set up by skyctl" in ticks["python"]["found"]
+    assert site.setup("--remove")["a"]["status"] == "removed"
+    assert not (site.data / "skyctl").exists()
+    assert site.kept == {}
+
+
+@pytest.mark.slow
+def test_a_python_that_nothing_could_be_made_with_goes(site, old: dict) -> None:
+    site.cluster(a=old)
+    found = site.setup("--wheels", "wheels", code=4)["a"]
+    assert "torch" in found["error"]
+    assert not (site.data / "skyctl").exists()
+    old["env"]["UV_PYTHON_DOWNLOADS_JSON_URL"] = "http://127.0.0.1:1/pythons.json"
+    site.cluster(a=old)
+    found = site.setup("--wheels", "wheels", code=4)["a"]
+    assert "Python 3.8.10" in found["error"]
+    assert "127.0.0.1:1" in found["error"]
+    assert "UV_PYTHON_INSTALL_MIRROR" in found["hint"]
+    assert not (site.data / "skyctl").exists()
+    site.data.mkdir(exist_ok=True)
+    site.data.chmod(0o777)
+    found = site.setup("--wheels", "wheels", code=4)["a"]
+    assert f"others can write to {site.data}" in found["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_while_a_python_is_brought(site, index, old: dict, number: signal.Signals) -> None:
+    site.torch()
+    site.cluster(a=old)
+    index.go_on.clear()
+    child = site.start("setup", "--wheels", "wheels")
+    assert index.wheel_asked.wait(60)
+    child.send_signal(number)
+    site.wait_end(child)
+    deadline = time.monotonic() + 20
+    while (site.data / "skyctl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (site.data / "skyctl").exists()
 
 
 @pytest.mark.slow

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from skyctl.errors import SkyctlError
+from skyctl.errors import PythonTooOldError, SkyctlError, UnfitError
 from skyctl.files import home, make_private
 from skyctl.inventory.environment_registry import read_environments
 from skyctl.jobs.node_sessions import connect_nodes
-from skyctl.records.cluster import Cluster
+from skyctl.records.cluster import Cluster, Node, PreparedEnvironment
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.setup.fleet import NodeOutcome, ReportNodeProgress, SetupReport, each_node, failed_outcome
+from skyctl.remote.bootstrap import MIN_PYTHON_TEXT
+from skyctl.remote.session_factory import open_session
+from skyctl.setup.fleet import NodeOutcome, ReportNodeProgress, SetupReport, each_node, run_setup_task
 from skyctl.setup.installer import NodeInstaller, SetupJob, current_environment, remove_environments
+from skyctl.setup.node.setup_orders import RemoveOrder
+from skyctl.setup.python_bringer import bring_python
 from skyctl.setup.wheels import WheelFetcher
 from skyctl.setup.workload_requirements import read_workload_requirements
 
@@ -68,24 +74,21 @@ def set_up_cluster(
         connect_nodes(cluster.nodes, options, progress) as reached,
     ):
 
-        def work(session: Session) -> NodeOutcome:
-            name = session.node.name
-            entry = current_environment(kept, session.node)
+        def work_on(node: Node) -> NodeOutcome:
+            entry = current_environment(kept, node)
+            say = partial(report, node.name)
+            session, failure = reached.sessions.get(node.name), reached.failures.get(node.name)
+            if session is not None and remove:
+                return remove_environments(session, node, entry, job, say)
+            if session is not None:
+                return NodeInstaller(session, node, entry, job, fetcher, say).install()
+            assert failure is not None
+            if not isinstance(failure, PythonTooOldError):
+                raise failure
+            return _work_without_python(node, failure, entry, options, job, fetcher, say, remove=remove)
 
-            def report_node(what: str, share: float) -> None:
-                report(name, what, share)
-
-            if remove:
-                return remove_environments(session, entry, job, report_node)
-            return NodeInstaller(session, entry, job, fetcher, report_node).install()
-
-        for name, failure in reached.failures.items():
-            report(name, failure.message, -1)
-        results = each_node(reached.sessions, work, report)
-    outcomes = tuple(
-        results.get(node.name) or failed_outcome(node.name, reached.failures[node.name])
-        for node in cluster.nodes
-    )
+        results = each_node({node.name: partial(work_on, node) for node in cluster.nodes}, report)
+    outcomes = tuple(results[node.name] for node in cluster.nodes)
     return SetupReport(
         cluster=cluster.name,
         ok=all(outcome.status != "failed" for outcome in outcomes),
@@ -93,6 +96,42 @@ def set_up_cluster(
         requirements=job.requirements.lines,
         nodes=outcomes,
     )
+
+
+def _work_without_python(
+    node: Node,
+    failure: PythonTooOldError,
+    entry: PreparedEnvironment | None,
+    options: ConnectOptions,
+    job: SetupJob,
+    fetcher: WheelFetcher,
+    say: Callable[[str, float], None],
+    *,
+    remove: bool,
+) -> NodeOutcome:
+    """The same where the node's own Python is too old: in that of an earlier setup, else in a new one."""
+
+    def open_with(python: str) -> Session:
+        return open_session(node.model_copy(update={"python": python}), options)
+
+    session = None
+    if entry is not None:
+        with suppress(UnfitError):  # it is gone, or broken
+            session = open_with(entry.python)
+    if session is None and remove:
+        raise failure
+    if session is None and job.dry_run:
+        lacks = (f"Python {MIN_PYTHON_TEXT} or newer (it has {failure.version})", "torch")
+        return NodeOutcome(node=node.name, status="lacking", python=node.python, lacks=lacks)
+    with session or open_with(bring_python(node, options, failure, fetcher, say)) as opened:
+        if remove:
+            return remove_environments(opened, node, entry, job, say)
+        try:
+            return NodeInstaller(opened, node, entry, job, fetcher, say).install()
+        except SkyctlError:
+            with suppress(SkyctlError):  # of a Python that nothing was made with
+                run_setup_task(opened, RemoveOrder(()), say)
+            raise
 
 
 def remove_all_environments(

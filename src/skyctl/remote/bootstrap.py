@@ -22,7 +22,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from skyctl.agent.frames import FrameError, Message, read_frame, write_frame
-from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnfitError, UnreachableError
+from skyctl.errors import (
+    NodeError,
+    PythonTooOldError,
+    SessionGoneError,
+    SkyctlError,
+    UnfitError,
+    UnreachableError,
+)
 from skyctl.records.base import describe
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_messages import (
@@ -43,6 +50,7 @@ MIN_PYTHON = (3, 10)
 """A node's; Ubuntu 22.04 has it. ``make check`` holds what runs on nodes against it."""
 MIN_PYTHON_TEXT = ".".join(map(str, MIN_PYTHON))
 CACHE_VARIABLE = "XDG_CACHE_HOME"
+NONCE_CHARS = 32
 MAX_LOGIN_OUTPUT_BYTES = 16 << 20
 MAX_LOGIN_LINE_BYTES = 1 << 20
 STARTUP_FILES = "~/.bashrc, ~/.profile, ~/.zshenv, ~/.config/fish/config.fish, ~/.cshrc"
@@ -69,7 +77,7 @@ def start_agent(
         the channel, ready for frames, and the agent's hello.
 
     Raises:
-        UnfitError: no Python, one too old, or no room for the package.
+        UnfitError: no Python, one too old (PythonTooOldError), or no room for the package.
         UnreachableError: the connection ended, or nothing arrived in time.
     """
     config: dict[str, Any] = {"lease_s": options.lease_s, "grace_s": options.grace_s}
@@ -127,7 +135,7 @@ def clean_node_cache(
         except ValidationError as exc:
             raise FrameError(describe(exc, limit=1)) from exc
 
-    channel, cleaned = _open_channel(node_connection, options, exchange)
+    channel, cleaned = open_channel(node_connection, options, exchange)
     channel.close()
     return cleaned
 
@@ -141,19 +149,29 @@ def _open_agent_channel(
     def exchange(channel: CommandChannel, nonce: str) -> AgentHello:
         return _exchange_hello(node_connection.node, channel, {**config, "nonce": nonce}, first)
 
-    return _open_channel(node_connection, options, exchange, running=first is not None)
+    return open_channel(node_connection, options, exchange, running=first is not None)
 
 
-def _open_channel(
+def open_channel(
     node_connection: NodeConnection,
     options: ConnectOptions,
     exchange: Callable[[CommandChannel, str], T],
     *,
+    command: str | None = None,
     running: bool = False,
 ) -> tuple[CommandChannel, T]:
-    """A channel with the loader started, and what ``exchange`` makes of it; that gets channel and nonce."""
-    node, nonce = node_connection.node, secrets.token_hex(16)
-    channel = node_connection.open(loader_command(node, nonce))
+    """A channel with a command started, and what ``exchange`` makes of it; that gets channel and nonce.
+
+    Args:
+        options: ``start_timeout_s``: how long the exchange may take.
+        command: for the shell; None: Python's loader.
+        running: the agent should run already.
+
+    Raises:
+        NodeError: as ``start_agent``, and what ``exchange`` raises.
+    """
+    node, nonce = node_connection.node, secrets.token_hex(NONCE_CHARS // 2)
+    channel = node_connection.open(command or loader_command(node, nonce))
     late = threading.Event()
 
     def give_up() -> None:
@@ -214,7 +232,7 @@ def _exchange_hello(
     _send_boot_program(node, channel, {**config, "package": digest})
     answer = _read_answer(node, channel, nonce)
     if "need" in answer:
-        _write_all(channel, b"%d\n" % len(archive) + archive)
+        write_all(channel, b"%d\n" % len(archive) + archive)
         answer = _read_answer(node, channel, nonce)
     if "gone" in answer:
         raise session_gone_error(node, config["attach"])
@@ -237,18 +255,19 @@ def _exchange_hello(
 
 def _send_boot_program(node: Node, channel: CommandChannel, config: Message, *more: str) -> None:
     """Waits for the loader's first line, then sends the boot program, with ``more`` sources, and settings."""
-    version = _read_marked_line(node, channel, config["nonce"]).decode(errors="replace")
+    version = read_marked_line(node, channel, config["nonce"]).decode(errors="replace")
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_PYTHON:
-        raise UnfitError(
+        error = PythonTooOldError(
             f"node {node.name} has Python {version} at {node_python(node)}; "
             f"skyctl needs {MIN_PYTHON_TEXT} or newer",
             node=node.name,
-            hint="name a newer one in cluster.yaml: `python: /path/to/python3`; where there is none, "
-            "`uv python install 3.12` or `conda create -p ~/py312 python=3.12` brings one without root, "
-            "on Ubuntu the deadsnakes PPA with it",
+            hint=f"`skyctl setup --limit {node.name}` brings one; or name a newer one in cluster.yaml: "
+            "`python: /path/to/python3` (`uv python install 3.12` brings one without root)",
         )
+        error.version = version
+        raise error
     settings = json.dumps({**config, "env": dict(node.env)}).encode()
-    _write_all(channel, boot_program_line(*more) + base64.b64encode(settings) + b"\n")
+    write_all(channel, boot_program_line(*more) + base64.b64encode(settings) + b"\n")
 
 
 def session_gone_error(node: Node, session_id: str) -> SessionGoneError:
@@ -269,8 +288,8 @@ def _resume_refused_error(node: Node, session_id: str, fault: AgentFault) -> Sky
     return UnreachableError(text, node=node.name)
 
 
-def _read_marked_line(node: Node, channel: CommandChannel, nonce: str) -> bytes:
-    """What follows the nonce on the next line that begins with it."""
+def read_marked_line(node: Node, channel: CommandChannel, nonce: str) -> bytes:
+    """What follows the nonce on the next line that begins with it. Raises NodeError where none comes."""
     mark = nonce.encode() + b" "
     noise = 0
     last = b""
@@ -289,14 +308,15 @@ def _read_marked_line(node: Node, channel: CommandChannel, nonce: str) -> bytes:
 
 
 def _read_answer(node: Node, channel: CommandChannel, nonce: str) -> dict[str, Any]:
-    answer = json.loads(_read_marked_line(node, channel, nonce))
+    answer = json.loads(read_marked_line(node, channel, nonce))
     if "error" in answer:
         variable = str(answer.get("variable", CACHE_VARIABLE))
         raise _cache_error(node, answer["error"], answer.get("path"), answer.get("hint"), variable)
     return dict(answer)
 
 
-def _write_all(channel: CommandChannel, data: bytes) -> None:
+def write_all(channel: CommandChannel, data: bytes) -> None:
+    """Writes it to the command. Raises OSError where that has ended."""
     view = memoryview(data)
     while view:
         view = view[channel.stdin.write(view[: 1 << 16]) or 0 :]

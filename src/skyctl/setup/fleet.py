@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 from skyctl.agent.task_events import LogEvent, read_as_json, read_event, unknown_event
@@ -73,17 +72,17 @@ def failed_outcome(node: str, error: SkyctlError, **more: object) -> NodeOutcome
 
 
 def each_node(
-    sessions: Mapping[str, Session], work: Callable[[Session], NodeOutcome], on_node: ReportNodeProgress
+    work: Mapping[str, Callable[[], NodeOutcome]], on_node: ReportNodeProgress
 ) -> dict[str, NodeOutcome]:
-    """Does it on every node at once; an error of one is its own outcome.
+    """Does each node's work at once; an error of one is its own outcome.
 
     The threads are not waited for where this is cut short: they end with their sessions.
     """
     group: TaskGroup[str] = TaskGroup("setup")
-    for name, session in sessions.items():
-        group.run(name, partial(work, session))
+    for name, task in work.items():
+        group.run(name, task)
     found: dict[str, NodeOutcome] = {}
-    for _ in sessions:
+    for _ in work:
         name, outcome = group.wait_outcome()
         if isinstance(outcome, SkyctlError):
             outcome = failed_outcome(name, outcome)

@@ -16,17 +16,21 @@ from skyctl.inventory.environment_registry import register_environment
 from skyctl.records.cluster import Node, PreparedEnvironment
 from skyctl.remote.agent_session import Session
 from skyctl.setup.fleet import NodeOutcome, Status, run_setup_task
-from skyctl.setup.node.environment_builder import is_url_reachable
-from skyctl.setup.node.setup_orders import FactsOrder, LookOrder, MakeOrder, RemoveOrder
-from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget, pip_wheel
-from skyctl.setup.workload_requirements import Requirements, is_plain_requirement, merge_requirements
+from skyctl.setup.node.setup_orders import LookOrder, MakeOrder, RemoveOrder
+from skyctl.setup.node.uv_runner import is_url_reachable
+from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget
+from skyctl.setup.workload_requirements import (
+    Requirements,
+    is_plain_requirement,
+    merge_requirements,
+    parse_requirement,
+    without_address,
+)
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Where torch is without CUDA; on PyPI, for Linux, it comes with several GB of it."""
-MAX_WHEEL_ROUNDS = 30
-"""So often what a node's pip misses is fetched and pushed after."""
 UNPACKED_SIZE_FACTOR = 1.1
-"""An environment takes this much more than its wheels hold: pip compiles them."""
+"""An environment takes this much more than its wheels hold: bytecode."""
 
 ReportProgress = Callable[[str, float], None]
 
@@ -54,7 +58,7 @@ class SetupJob:
 
     @property
     def index(self) -> dict[str, str | None]:
-        """What pip is told of indexes."""
+        """What uv is told of indexes."""
         return {"index_url": self.index_url, "extra_index_url": self.extra_index_url}
 
     def owner(self, node: str) -> str:
@@ -62,10 +66,11 @@ class SetupJob:
         return f"{self.cluster}/{node} of {self.here}"
 
 
-def missing_requirements(found: Mapping[str, Any], torch: str) -> tuple[str, ...]:
+def missing_requirements(found: Mapping[str, Any], torch: str, lines: Sequence[str] = ()) -> tuple[str, ...]:
     """What a Python lacks, in words, from what ``inspect_python`` found of it; nothing where it is fit.
 
-    As ``launch`` and ``check`` see it, a torch of the same first two numbers will do.
+    As ``launch`` and ``check`` see it, a torch of the same first two numbers will do. What the requirements
+    require in turn is not looked at.
     """
     words = []
     if found["fault"] is not None:
@@ -76,7 +81,18 @@ def missing_requirements(found: Mapping[str, Any], torch: str) -> tuple[str, ...
         words.append(f"torch {_major_minor(torch)} (it has {found['torch']})")
     elif not found["distributed"]:
         words.append(f"a torch with torch.distributed (its {found['torch']} has none)")
-    return (*words, *found["missing"])
+    return (*words, *(line for line in lines if _is_unmet(line, found)))
+
+
+def _is_unmet(line: str, found: Mapping[str, Any]) -> bool:
+    wanted = parse_requirement(line)
+    try:
+        if wanted.marker is not None and not wanted.marker.evaluate(found["markers"]):
+            return False
+        version = found["versions"].get(wanted.name)
+        return version is None or not wanted.specifier.contains(version, prereleases=True)
+    except ValueError:  # no version that packaging knows
+        return True
 
 
 def _major_minor(version: str) -> str:
@@ -87,23 +103,26 @@ class NodeInstaller:
     """One node.
 
     Args:
-        session: with the Python that the cluster file names, not with one that setup has made.
+        session: with the Python that the cluster file names, or where that is too old with one that setup
+            has brought, not with one that it has made.
+        node: as the cluster file describes it.
         entry: what setup has made there before, if that still counts.
     """
 
     def __init__(
         self,
         session: Session,
+        node: Node,
         entry: PreparedEnvironment | None,
         job: SetupJob,
         wheels: WheelFetcher,
         say: ReportProgress,
     ) -> None:
-        self._session, self._node, self._entry = session, session.node, entry
+        self._session, self._node, self._entry = session, node, entry
         self._job, self._wheels, self._say = job, wheels, say
         self._facts: dict[str, Any] = {}
-        self._pip = ""
         self._requirements = job.requirements.lines
+        self._anew = False
 
     def install(self) -> NodeOutcome:
         """Looks, and makes what is lacking.
@@ -113,19 +132,18 @@ class NodeInstaller:
         """
         began = time.monotonic()
         self._say("looking", 0.0)
-        self._find_pip()
         done = self._already()
         if done is not None:
             return done
-        base = self._look(None)
-        words = missing_requirements(base, self._job.torch)
-        python = str(self._facts["python"])
+        found = self._look(None)
+        words = missing_requirements(found, self._job.torch, self._requirements)
+        python = str(found["python"])
         if not words:
             if self._entry is not None and not self._job.dry_run:
                 register_environment(self._job.cluster, self._node.name, None)
                 self._release(None)
-            return NodeOutcome(node=self._node.name, status="fine", python=python, torch=base["torch"])
-        root = f"{self._facts['root']}/{self._name()}"
+            return NodeOutcome(node=self._node.name, status="fine", python=python, torch=found["torch"])
+        root = f"{found['root']}/{self._name()}"
         if self._job.dry_run:
             return NodeOutcome(
                 node=self._node.name, status="lacking", python=python, lacks=words, environment=root
@@ -155,30 +173,23 @@ class NodeInstaller:
             note=note,
         )
 
-    def _find_pip(self) -> None:
-        """Facts, and a pip that can be run: the node's own, else ours."""
-        self._facts = run_setup_task(self._session, FactsOrder(), self._say)
-        if self._facts["pip"] is None:
-            digest, data = pip_wheel(self._node.name)
-            pushed = self._session.push(data, digest, keep=False)
-            self._facts = run_setup_task(self._session, FactsOrder(pushed), self._say)
-        self._pip = str(self._facts["pip"])
-
     def _look(self, python: str | None) -> dict[str, Any]:
-        order = LookOrder(python, self._pip, tuple(self._requirements))
-        return run_setup_task(self._session, order, self._say)
+        order = LookOrder(python, tuple(parse_requirement(line).name for line in self._requirements))
+        self._facts = run_setup_task(self._session, order, self._say)
+        return self._facts
 
     def _already(self) -> NodeOutcome | None:
         """Whether what was made before lacks nothing; else what it was made with is wanted again too."""
         if self._entry is None:
             return None
         found = self._look(self._entry.python)
-        if not missing_requirements(found, self._job.torch):
+        if not missing_requirements(found, self._job.torch, self._requirements):
             return NodeOutcome(
                 node=self._node.name, status="ready", python=self._entry.python, torch=found["torch"]
             )
         had = tuple(line for line in found["had"] if is_plain_requirement(line))
         self._requirements = merge_requirements(self._requirements, had)
+        self._anew = True
         return None
 
     def _name(self) -> str:
@@ -191,64 +202,30 @@ class NodeInstaller:
     def _make(self) -> tuple[dict[str, Any], bool]:
         """What was made, and whether wheels were pushed for it."""
         if not self._job.push:
-            answer = self._ask_make(None, None)
-            if "unmatched" in answer:
-                raise UnfitError(
-                    f"node {self._node.name}: its package index has no {answer['unmatched']} for Python "
-                    f"{self._facts['version']} there{self._of(answer['unmatched'])}",
-                    node=self._node.name,
-                    hint="correct it, or name another index with --index-url or --extra-index-url",
-                )
-            if "offline" not in answer:
+            answer = self._ask_make(None)
+            if answer.get("offline") is None:
                 return answer, False
-            self._say("no package index there: fetching wheels here", 0.1)
-        return self._make_of_wheels(), True
-
-    def _of(self, requirement: str) -> str:
-        source = self._job.requirements.source
-        named = re.match(r"[A-Za-z0-9._-]+", requirement)
-        ours = named is not None and any(line.startswith(named[0]) for line in self._job.requirements.lines)
-        return f" (from {source})" if source is not None and ours else ""
-
-    def _make_of_wheels(self) -> dict[str, Any]:
-        target = WheelTarget(
-            version=str(self._facts["version"]),
-            implementation=str(self._facts["implementation"]),
-            abis=tuple(self._facts["abis"]),
-            platforms=tuple(self._facts["platforms"]),
-        )
+            self._say("it gets no packages from an index: fetching wheels here", 0.1)
         cpu_index = self._cpu_index()
         if cpu_index is not None and not is_url_reachable(cpu_index):
             cpu_index = None
+        self._say("fetching wheels here", 0.1)
         wanted = [f"torch=={self._job.torch}", *self._requirements]
         options = self._job.requirements.options
-        pushed: dict[str, str] = {}
-        missed = ""
-        for _ in range(MAX_WHEEL_ROUNDS):
-            self._say("fetching wheels here", 0.1)
-            fetched = self._wheels.fetch(self._node.name, target, wanted, options, cpu_index)
-            self._push(fetched, pushed)
-            answer = self._ask_make(pushed, round(fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR))
-            if "unmatched" not in answer:
-                return answer
-            missed = str(answer["unmatched"])
-            if missed in wanted or not is_plain_requirement(missed):
-                break
-            # This machine's pip had judged a marker (sys_platform, python_version) by this machine.
-            wanted.append(missed)
-        raise UnfitError(
-            f"node {self._node.name}: no wheel of {missed} fits Python {target.version}{self._of(missed)}",
-            node=self._node.name,
-        )
+        fetched = self._wheels.fetch(self._node.name, self._target, wanted, options, cpu_index)
+        return self._ask_make(fetched), True
 
-    def _push(self, fetched: FetchedWheels, pushed: dict[str, str]) -> None:
-        """Pushes what is not there yet; ``pushed``: file name → path there. Raises UnfitError for room."""
-        rest = [path for path in fetched.paths if path.name not in pushed]
+    @property
+    def _target(self) -> WheelTarget:
+        return WheelTarget(*(self._facts[key] for key in ("version", "system", "machine", "glibc")))
+
+    def _push(self, fetched: FetchedWheels) -> dict[str, str]:
+        """Pushes the wheels; file name → path there. Raises UnfitError for room."""
         need = fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR
         if self._facts["same_disk"]:
-            need += sum(path.stat().st_size for path in rest)
+            need += sum(path.stat().st_size for path in fetched.paths)
         free = self._facts["free_bytes"]
-        if not pushed and free is not None and free < need:
+        if free is not None and free < need:
             raise UnfitError(
                 f"node {self._node.name} has no room for an environment with torch in {self._facts['root']}: "
                 f"it has {free / 2**20:.0f} MiB free, {need / 2**20:.0f} MiB are needed",
@@ -256,26 +233,42 @@ class NodeInstaller:
                 hint="make room there, or name a place on another disk: `env: {XDG_DATA_HOME: /path}` in "
                 "cluster.yaml",
             )
-        for number, path in enumerate(rest):
-            self._say(f"pushing {path.name}", 0.1 + 0.4 * number / len(rest))
+        pushed = {}
+        for number, path in enumerate(fetched.paths):
+            self._say(f"pushing {path.name}", 0.1 + 0.4 * number / len(fetched.paths))
             pushed[path.name] = self._session.push(path, file_digest(path), keep=False)
+        return pushed
 
-    def _ask_make(self, wheels: Mapping[str, str] | None, need_bytes: int | None) -> dict[str, Any]:
+    def _ask_make(self, fetched: FetchedWheels | None) -> dict[str, Any]:
+        program, digest = self._wheels.program(self._node.name, self._target)
+        lines = self._requirements
         order = MakeOrder(
             name=self._name(),
             torch=self._job.torch,
-            requirements=tuple(self._requirements),
-            options=tuple(self._job.requirements.options),
+            requirements=lines if fetched is None else tuple(map(without_address, lines)),
+            options=self._job.requirements.options,
+            anew=self._anew,
             owner=self._job.owner(self._node.name),
-            pip=self._pip,
+            uv=self._session.push(program, digest),
             index=self._job.index,
             cpu_index=self._cpu_index(),
-            wheels=dict(wheels) if wheels is not None else None,
-            need_bytes=need_bytes,
+            wheels=self._push(fetched) if fetched is not None else None,
+            need_bytes=round(fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR) if fetched is not None else None,
         )
         answer = run_setup_task(self._session, order, self._say)
-        made = {"path", "python", "made", "torch", "size_bytes"} <= set(answer)
-        if not made and not {"offline", "unmatched"} & set(answer):
+        if answer.get("refused") is not None:
+            source = self._job.requirements.source
+            wanted = f"torch {self._job.torch}" + (f" and {source}" if source else "")
+            raise UnfitError(
+                f"node {self._node.name}: {wanted} can't be installed for Python {self._facts['version']} "
+                f"there: {answer['refused']}",
+                node=self._node.name,
+                hint="--index-url or --extra-index-url names another index; `skyctl setup --remove` forgets "
+                "what earlier workloads required",
+            )
+        if answer.get("offline") is None and not {"path", "python", "made", "torch", "size_bytes"} <= set(
+            answer
+        ):
             raise ProtocolError(
                 f"node {self._node.name} says neither what it made nor why not", node=self._node.name
             )
@@ -298,14 +291,17 @@ class NodeInstaller:
 
 
 def remove_environments(
-    session: Session, entry: PreparedEnvironment | None, job: SetupJob, say: ReportProgress
+    session: Session,
+    node: Node,
+    entry: PreparedEnvironment | None,
+    job: SetupJob,
+    say: ReportProgress,
 ) -> NodeOutcome:
     """Removes what setup made on that node, and forgets it.
 
     Raises:
         UnfitError: something runs in it.
     """
-    node = session.node
     began = time.monotonic()
     say("removing", 0.1)
     order = RemoveOrder(tuple(_owners(job, node, entry)), dry_run=job.dry_run)

@@ -1,45 +1,68 @@
-"""Wheels for nodes that reach no package index: fetched here for their system and Python, to be pushed there.
+"""Wheels for nodes that reach no package index, found and fetched here for their system and Python.
 
-``pip download`` takes the node's tags, but judges markers (``; sys_platform == …``) by this machine; what the
-node's own pip then misses is fetched too (``fleet.py``).
+uv resolves for another system and Python than this machine's, and says which wheels that takes. Its own
+program is such a wheel, for nodes of another system.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
-import importlib.metadata
-import io
 import os
-import re
+import platform
 import shutil
+import ssl
 import subprocess
-import sys
 import tempfile
 import threading
+import tomllib
+import urllib.request
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from skyctl.agent.module_command import module_command
+import uv
+
+from skyctl.agent.node_cache import file_digest
 from skyctl.errors import InputError, SkyctlError, UnfitError
 from skyctl.files import home, make_private
-from skyctl.setup.node import environment_store, pip_runner
+from skyctl.setup.node import environment_store, uv_runner
 
 WHEEL_FOLDER_PREFIX = "wheels-"
 """Of the folder's name in SKYCTL_HOME; the process's number follows."""
+GLIBC_MINORS = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
+"""Of glibc 2: those that uv has a name for; newest first."""
 
 
 @dataclass(frozen=True)
 class WheelTarget:
-    """What wheels must fit: a node's Python (``3.11.7``) and system, in pip's terms."""
+    """What wheels must fit: a node's Python (``3.11.7``), system, processor, and glibc (``2.35``), if any."""
 
     version: str
-    implementation: str
-    abis: tuple[str, ...]
-    platforms: tuple[str, ...]
+    system: str
+    machine: str
+    glibc: str | None
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether programs of this machine run there."""
+        return (self.system, self.machine) == (platform.system(), platform.machine())
+
+    @property
+    def platform(self) -> str | None:
+        """uv's name of it; None where it has none."""
+        if self.system == "Darwin":
+            return f"{'aarch64' if self.machine == 'arm64' else self.machine}-apple-darwin"
+        if self.glibc is None or self.machine not in ("x86_64", "aarch64"):
+            return None
+        major, minor = map(int, self.glibc.split("."))
+        fits = [one for one in GLIBC_MINORS if (2, one) <= (major, minor)]
+        return f"{self.machine}-manylinux_2_{fits[0]}" if fits else None
 
 
 @dataclass(frozen=True)
@@ -59,7 +82,7 @@ class FetchedWheels:
 
 
 class WheelFetcher:
-    """A folder of wheels for the time of one command; leave it, and the folder and a running pip are gone.
+    """A folder of wheels for the time of one command; leave it, and the folder and a running uv are gone.
 
     Args:
         own: the user's folder of wheels, asked in place of any index.
@@ -73,6 +96,8 @@ class WheelFetcher:
         self._index = index
         self._folder: Path | None = None
         self._lock = threading.Lock()  # one download at a time: they share this machine's line
+        self._found: dict[object, FetchedWheels] = {}
+        self._programs: dict[tuple[str, str], tuple[Path, str]] = {}
         self._running: subprocess.Popen[str] | None = None
         self._closed = False
 
@@ -81,10 +106,9 @@ class WheelFetcher:
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
-        running = self._running
-        if running is not None:
+        if self._running is not None:
             with suppress(OSError):
-                running.kill()
+                self._running.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -93,24 +117,45 @@ class WheelFetcher:
         node: str,
         target: WheelTarget,
         wanted: Sequence[str],
-        options: Sequence[str],
-        cpu_index: str | None,
+        options: Sequence[str] = (),
+        cpu_index: str | None = None,
     ) -> FetchedWheels:
         """What is wanted, and what that requires, for that target. Nodes that are alike share it.
 
         Raises:
             UnfitError: for ``node`` there is no wheel of something, or no index was reached from here either.
-            SkyctlError: no pip here, or no room.
+            SkyctlError: no room here.
         """
-        digest = hashlib.sha256(repr((target, cpu_index)).encode()).hexdigest()[:10]
+        key = (target, tuple(wanted), tuple(options), cpu_index)
         with self._lock:
-            folder = self._place() / digest
-            asked = folder / hashlib.sha256(repr((tuple(wanted), tuple(options))).encode()).hexdigest()[:16]
-            if not asked.exists():
-                folder.mkdir(exist_ok=True)
-                self._download(node, target, wanted, options, cpu_index, folder)
-                asked.touch()
-            return FetchedWheels(tuple(sorted(folder.glob("*.whl"))))
+            if key not in self._found:
+                folder = Path(tempfile.mkdtemp(dir=self._place()))
+                try:
+                    self._found[key] = self._fetch(node, target, wanted, options, cpu_index, folder)
+                except OSError as exc:
+                    if exc.errno not in uv_runner.DISK_FULL_ERRORS:
+                        raise
+                    raise _no_room_error(folder) from exc
+            return self._found[key]
+
+    def program(self, node: str, target: WheelTarget) -> tuple[Path, str]:
+        """uv's program for that target, as (file, digest).
+
+        Raises:
+            UnfitError, SkyctlError: as ``fetch``.
+        """
+        key = (target.system, target.machine)
+        if key not in self._programs:
+            if target.is_this_machine:
+                path = _own_uv()
+            else:
+                found = self.fetch(node, target, [f"uv=={version('uv')}"])
+                path = found.paths[0].with_suffix(".program")
+                with zipfile.ZipFile(found.paths[0]) as wheel:
+                    name = next(name for name in wheel.namelist() if name.endswith(".data/scripts/uv"))
+                    path.write_bytes(wheel.read(name))
+            self._programs[key] = path, file_digest(path)
+        return self._programs[key]
 
     def _place(self) -> Path:
         if self._folder is None:
@@ -121,7 +166,7 @@ class WheelFetcher:
             self._folder = Path(tempfile.mkdtemp(prefix=f"{WHEEL_FOLDER_PREFIX}{os.getpid()}-", dir=state))
         return self._folder
 
-    def _download(
+    def _fetch(
         self,
         node: str,
         target: WheelTarget,
@@ -129,71 +174,120 @@ class WheelFetcher:
         options: Sequence[str],
         cpu_index: str | None,
         folder: Path,
-    ) -> None:
-        listed = folder / "requirements.txt"
-        listed.write_text("\n".join([*([] if self._own else options), *wanted, ""]))
-        argv = [
-            *_local_pip_command(),
-            "--retries",
-            str(pip_runner.RETRIES),
-            "--timeout",
-            str(pip_runner.TIMEOUT_S),
-            "download",
-            "--only-binary=:all:",
-            "--dest",
-            str(folder),
-            "-r",
-            str(listed),
-        ]
-        argv += ["--python-version", target.version, "--implementation", target.implementation]
-        argv += [part for abi in target.abis for part in ("--abi", abi)]
-        argv += [part for platform in target.platforms for part in ("--platform", platform)]
-        if self._own is not None:
-            argv += ["--no-index", "--find-links", str(self._own)]
-        elif cpu_index is not None:
-            argv += ["--extra-index-url", cpu_index]
-        environment = pip_runner.pip_environment(folder, self._index, offline=self._own is not None)
-        done = self._run(argv, environment)
-        if done.status == 0:
-            return
-        if done.disk_full:
-            free = (environment_store.free_bytes(folder) or 0) / 2**20
-            raise SkyctlError(
-                f"no room for wheels in {folder.parent}: {free:.0f} MiB are free, more is needed",
-                hint="make room there, or set SKYCTL_HOME to a folder on another disk",
-            )
-        where = f"in {self._own}" if self._own is not None else "on the package index"
-        for_node = f"node {node}: Python {target.version} on {target.platforms[0]}"
-        if done.offline is not None and self._own is None:
+    ) -> FetchedWheels:
+        for_node = f"node {node}: Python {target.version} on {target.system} {target.machine}"
+        if target.platform is None:
+            libc = f"glibc {target.glibc}" if target.glibc is not None else "no glibc"
             raise UnfitError(
-                f"neither node {node} nor this machine reaches a package index: {done.offline.strip()[:200]}",
+                f"no wheels can be found here for {for_node}, {libc}",
+                node=node,
+                hint="they can for x86_64 and aarch64 with glibc; else name a `python:` that has torch",
+            )
+        lines, arguments = uv_runner.split_options(options if self._own is None else ())
+        listed, locked = folder / "requirements.txt", folder / "pylock.toml"
+        listed.write_text("\n".join([*lines, *wanted, ""]))
+        arguments += ["--python-platform", target.platform, "--python-version", target.version]
+        if self._own is not None:
+            arguments += ["--no-index", "--find-links", str(self._own)]
+        environment = uv_runner.uv_environment(folder, None if self._own else self._index, cpu_index)
+        argv = [str(_own_uv()), "pip", "compile", "--quiet", *arguments, "--only-binary", ":all:"]
+        argv += ["--format", "pylock.toml", "--output-file", str(locked), str(listed)]
+        done = uv_runner.run_uv(argv, environment, on_start=self._watch)
+        if done.is_disk_full:
+            raise _no_room_error(folder)
+        if done.status == uv_runner.NO_SOLUTION or (done.status and self._own is not None):
+            where = f"in {self._own}" if self._own is not None else "on the package index"
+            raise UnfitError(f"{where} there are no wheels for {for_node}: {done.words}", node=node)
+        if done.status:
+            raise UnfitError(
+                f"neither node {node} nor this machine gets packages from an index: {done.words}",
                 node=node,
                 hint="give --index-url of one that can be reached, or --wheels DIR with what is needed",
             )
-        if done.unmatched is not None:
-            raise UnfitError(f"{where} there is no wheel of {done.unmatched} for {for_node}", node=node)
-        raise UnfitError(f"pip found no wheels for {for_node}: {done.why[:600]}", node=node)
+        found = []
+        for package in tomllib.loads(locked.read_text())["packages"]:
+            wheel = next(iter(package.get("wheels", ())), package.get("archive", {}))
+            name = Path(unquote(urlsplit(wheel.get("url", "")).path)).name
+            if not name.endswith(".whl"):
+                raise UnfitError(f"there is no wheel of {package['name']} for {for_node}", node=node)
+            found.append(self._have(node, wheel, folder / name, environment))
+        return FetchedWheels(tuple(sorted(found)))
 
-    def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> pip_runner.PipResult:
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        self._running = process
         if self._closed:
             raise SkyctlError("setup was ended")
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+
+    def _have(self, node: str, wheel: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> Path:
+        """The wheel's file: the user's own, else fetched to ``path``, and what its index says it is."""
+        url = urlsplit(wheel["url"])
+        if url.scheme == "file":
+            return Path(unquote(url.path))
+        why = ""
+        for _ in range(1 + uv_runner.RETRIES):
+            digests = {kind: hashlib.new(kind) for kind in wheel.get("hashes", {})}
+            try:
+                with _open_url(wheel["url"], environment) as answer, path.open("wb") as file:
+                    while block := answer.read(1 << 20):
+                        if self._closed:
+                            raise SkyctlError("setup was ended")
+                        file.write(block)
+                        for digest in digests.values():
+                            digest.update(block)
+            except OSError as exc:
+                if exc.errno in uv_runner.DISK_FULL_ERRORS:
+                    raise
+                why = str(exc)
+                continue
+            if all(digest.hexdigest() == wheel["hashes"][kind] for kind, digest in digests.items()):
+                return path
+            why = "it is not what the index says it is"
+        raise UnfitError(
+            f"{path.name} for node {node} can't be fetched here: {why}",
+            node=node,
+            hint="try again, or --wheels DIR with what is needed",
         )
-        self._running = process
-        try:
-            with process:
-                assert process.stdout is not None
-                lines = tuple(line.rstrip() for line in process.stdout)
-        finally:
-            self._running = None
-        return pip_runner.PipResult(process.returncode, lines)
+
+
+def _own_uv() -> Path:
+    try:
+        return Path(uv.find_uv_bin())
+    except FileNotFoundError as exc:
+        raise SkyctlError("uv's program is not in this environment", hint="pip install uv") from exc
+
+
+@contextmanager
+def _open_url(url: str, environment: Mapping[str, str]) -> Iterator[Any]:
+    """What lies there, asked as uv asks: with its proxies, certificates, and passwords of its indexes.
+
+    Raises:
+        OSError: it can't be had.
+    """
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    request = urllib.request.Request(url)  # noqa: S310 - of the user's index
+    keys = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
+    for index in (urlsplit(one) for key in keys for one in environment.get(key, "").split()):
+        if index.username is not None and index.netloc.rpartition("@")[2] == host:
+            pair = f"{unquote(index.username)}:{unquote(index.password or '')}".encode()
+            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    context = ssl.create_default_context(cafile=environment.get("SSL_CERT_FILE"))
+    if {host, urlsplit(url).hostname} & set(environment.get("UV_INSECURE_HOST", "").split()):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    named = {scheme: environment.get(f"{scheme.upper()}_PROXY") for scheme in ("http", "https")}
+    proxies = urllib.request.getproxies() | {scheme: at for scheme, at in named.items() if at}
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
+    )
+    with opener.open(request, timeout=uv_runner.TIMEOUT_S) as answer:
+        yield answer
+
+
+def _no_room_error(folder: Path) -> SkyctlError:
+    free = (environment_store.free_bytes(folder) or 0) / 2**20
+    return SkyctlError(
+        f"no room for wheels in {folder.parent}: {free:.0f} MiB are free, more is needed",
+        hint="make room there, or set SKYCTL_HOME to a folder on another disk",
+    )
 
 
 def _is_process_alive(pid: str) -> bool:
@@ -205,47 +299,3 @@ def _is_process_alive(pid: str) -> bool:
     except (OSError, ValueError):
         return True
     return True
-
-
-def _local_pip_command() -> list[str]:
-    if find_spec("pip") is not None:
-        return module_command(sys.executable, "pip")
-    wheel = pip_runner.bundled_pip_wheel()
-    if wheel is None:
-        raise SkyctlError(
-            f"{sys.executable} has no pip and no ensurepip, so no wheels can be fetched here",
-            hint="install pip here",
-        )
-    return [sys.executable, os.path.join(wheel, "pip")]  # noqa: PTH118 - inside a zip
-
-
-def pip_wheel(node: str) -> tuple[str, bytes]:
-    """A pip that can be run as it is, as (digest, bytes), for a node whose Python brings none.
-
-    Raises:
-        UnfitError: there is none here either.
-    """
-    wheel = pip_runner.bundled_pip_wheel()
-    data = Path(wheel).read_bytes() if wheel is not None else _repack_installed_pip()
-    if data is None:
-        raise UnfitError(
-            f"node {node} has no ensurepip, and this machine has no pip that could be sent there",
-            node=node,
-            hint="install it there: sudo apt install python3-venv (Debian, Ubuntu)",
-        )
-    return hashlib.sha256(data).hexdigest(), data
-
-
-def _repack_installed_pip() -> bytes | None:
-    """The pip of this environment, packed as a wheel would be."""
-    try:
-        files = importlib.metadata.distribution("pip").files or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            if re.match(r"pip(-[^/]*\.dist-info)?/", str(file)) and not str(file).endswith(".pyc"):
-                info = zipfile.ZipInfo(str(file), (1980, 1, 1, 0, 0, 0))  # the same bytes each time
-                archive.writestr(info, Path(str(file.locate())).read_bytes())
-    return packed.getvalue()

@@ -10,6 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from skyctl.errors import InputError
 from skyctl.files import read_text
 from skyctl.workload.workload_spec import parse_source
@@ -24,12 +27,6 @@ _PIP_OPTION = re.compile(
     r"|-i\b)"
 )
 _INCLUDE = re.compile(r"(?:-r|--requirement|-c|--constraint)(?:\s+|=)(.+)")
-_PLAIN = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*\s?(\[[A-Za-z0-9._, -]*\])?"  # name, extras
-    r"[ 0-9A-Za-z.,<>=!~*+()]*"  # versions
-    r"(;[ A-Za-z0-9._<>=!~'\"()]*)?"  # marker
-)
-_PACKAGE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Requirements:
 
     Attributes:
         lines: one requirement each.
-        options: lines for pip itself.
+        options: lines for the installer itself.
         source: what they are from.
         notes: what people are told of how they were read.
     """
@@ -107,14 +104,14 @@ def _read_project(path: Path) -> Requirements:
     where = f"{path}: project.dependencies"
     lines = tuple(dict.fromkeys(_check_requirement(where, " ".join(one.split())) for one in dependencies))
     notes = [f"requirements are read from project.dependencies of {path}"]
-    sources = {_normalised_name(name): entry for name, entry in _uv_sources(found).items()}
+    sources = _uv_sources(found)
     for line in lines:
-        entry = sources.get(_normalised_name(line))
+        entry = sources.get(_canonical_name(line))
         if entry is None:
             continue
         if any(set(one) - {"index", "marker", "extra", "group"} for one in entry):
             raise InputError(
-                f"{path}: tool.uv.sources says where {line!r} comes from, which pip on a node does not know",
+                f"{path}: tool.uv.sources says where {line!r} comes from, which nodes do not know",
                 hint=f"NAME @ https://… in project.dependencies, or a {REQUIREMENTS_FILE} beside it; a "
                 "folder of this machine: make a wheel, and give --wheels",
             )
@@ -126,7 +123,10 @@ def _uv_sources(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """By package, the entries of ``tool.uv.sources``: one, or one for each marker."""
     sources = _table(_table(_table(document, "tool"), "uv"), "sources")
     listed = {name: entry if isinstance(entry, list) else [entry] for name, entry in sources.items()}
-    return {name: [one for one in entry if isinstance(one, dict)] for name, entry in listed.items()}
+    return {
+        canonicalize_name(name): [one for one in entry if isinstance(one, dict)]
+        for name, entry in listed.items()
+    }
 
 
 def _table(within: dict[str, Any], name: str) -> dict[str, Any]:
@@ -136,22 +136,37 @@ def _table(within: dict[str, Any], name: str) -> dict[str, Any]:
 
 def merge_requirements(new: tuple[str, ...], had: tuple[str, ...]) -> tuple[str, ...]:
     """Both; of a package that both name, what is new counts."""
-    named = {_normalised_name(line) for line in new}
-    return (*new, *(line for line in had if _normalised_name(line) not in named))
+    named = set(map(_canonical_name, new))
+    return (*new, *(line for line in had if _canonical_name(line) not in named))
+
+
+def parse_requirement(line: str) -> Requirement:
+    """A line of a requirements file, without its hashes. Raises InvalidRequirement (a ValueError)."""
+    return Requirement(line.partition(" --")[0])
+
+
+def without_address(line: str) -> str:
+    """The line of a package that need not be fetched from the address it names."""
+    found, hashes = parse_requirement(line), line.partition(" --")[1:]
+    if found.url is None:
+        return line
+    found.url = None
+    return str(found) + "".join(hashes)
 
 
 def is_plain_requirement(line: str) -> bool:
     """Whether a line is a package's name, with extras, versions and a marker at most.
 
-    Of what a node says, nothing else goes to this machine's pip: an address or an option of pip's could have
-    it run code.
+    Of what a node says, nothing else goes to this machine's uv: an address could have it run code.
     """
-    return _PLAIN.fullmatch(line) is not None
+    try:
+        return Requirement(line).url is None
+    except InvalidRequirement:
+        return False
 
 
-def _normalised_name(line: str) -> str:
-    found = _PACKAGE_NAME.match(line)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
+def _canonical_name(line: str) -> str:
+    return canonicalize_name(parse_requirement(line).name)
 
 
 def _transformers_requirement() -> str:
@@ -193,6 +208,9 @@ def _check_requirement(where: str, text: str) -> str:
         )
     if text.startswith("-"):
         raise InputError(f"{where}: setup does not know the option {text.split(maxsplit=1)[0]!r}")
-    if _PACKAGE_NAME.match(text) is None or re.match(r"[a-z+]+://", text):
-        raise InputError(f"{where}: {text!r} is no requirement", hint="as in: NAME>=1.2, or NAME @ https://…")
+    try:
+        parse_requirement(text)
+    except InvalidRequirement as exc:
+        hint = "as in: NAME>=1.2, or NAME @ https://…"
+        raise InputError(f"{where}: {text!r} is no requirement", hint=hint) from exc
     return text

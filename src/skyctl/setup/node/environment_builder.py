@@ -1,4 +1,4 @@
-"""Making an environment: a virtual environment, pip into it, a look at it, and only then its marker.
+"""Making an environment: a virtual environment, packages into it, a look at it, and only then its marker.
 
 It is made in its place, because paths are written into what is installed, and counts as there once the marker
 is. However making ends before that, the folder goes; what a SIGKILL leaves the next setup removes.
@@ -8,54 +8,44 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyctl.agent.module_command import module_command
 from skyctl.errors import UnfitError
-from skyctl.setup.node import environment_inspection, environment_store, pip_runner
+from skyctl.setup.node import environment_inspection, environment_store, uv_runner
 from skyctl.setup.node.setup_orders import MakeOrder
 
-VENV_TIMEOUT_S = 300.0
-CPU_INDEX_TIMEOUT_S = 5.0
 UNNAMED_NODE = ""
 """The launcher knows which one this is, and puts its name before what is said here."""
 
 
-class IndexUnreachableError(Exception):
-    """The node can't reach a package index; the message is pip's."""
+class _UvFailedError(Exception):
+    """uv could not install; the answer to the launcher."""
 
-
-class NoMatchingPackageError(Exception):
-    """No package was found for the requirement that is the message."""
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer = answer
 
 
 def build_environment(order: MakeOrder, say: environment_store.ReportProgress) -> dict[str, Any]:
     """Makes the environment, unless it is there.
 
     Returns:
-        ``{"path", "python", "made", "torch", "size_bytes"}``.
+        ``{"path", "python", "made", "torch", "size_bytes"}``, or where uv can't install ``{"offline"}`` or
+        ``{"refused"}``, its words; then nothing is left.
 
     Raises:
-        IndexUnreachableError: no package index answers; nothing is left.
-        NoMatchingPackageError: no index has a version that fits; nothing is left.
-        UnfitError: something is missing on the node, or what was installed does not work; nothing is left.
+        UnfitError: there is no room, or what was installed does not work; nothing is left.
     """
     with environment_store.lock_environments(say) as folder:
         environment_store.remove_unfinished(folder)
         path = folder / order.name
         if environment_store.read_marker(path) is not None:
             environment_store.require_private(path)
-            found = environment_inspection.inspect_python(
-                str(_python_path(path)), order.requirements, order.pip
-            )
-            if not _inspection_fault(found):
+            found = environment_inspection.inspect_python(str(_python_path(path)))
+            if not order.anew and environment_inspection.torch_fault(found) is None:
                 environment_store.add_owner(path, order.owner)
                 return _build_result(path, found, made=False)
             if pids := environment_store.processes_using(path):
@@ -66,8 +56,10 @@ def build_environment(order: MakeOrder, say: environment_store.ReportProgress) -
             environment_store.delete_environment(path)
         try:
             found = _build_in_place(path, order, say)
+        except _UvFailedError as exc:
+            return exc.answer
         except OSError as exc:
-            if exc.errno in (28, 122):  # ENOSPC, EDQUOT
+            if exc.errno in uv_runner.DISK_FULL_ERRORS:
                 raise _disk_full_error(path, order, environment_store.free_bytes(folder)) from exc
             raise
         return _build_result(path, found, made=True)
@@ -83,15 +75,12 @@ def _build_in_place(path: Path, order: MakeOrder, say: environment_store.ReportP
     except FileExistsError as exc:  # no environment, and not ours to remove
         raise environment_store.unusable_folder(path, exc) from exc
     try:
-        say("making a virtual environment", 0.05)
-        _create_venv(path, order, free)
-        temporary.mkdir()
-        _pip_install(path, temporary, order, free, say)
+        _install(path, temporary, order, free, say)
         say("trying it", 0.9)
-        found = environment_inspection.inspect_python(str(_python_path(path)), order.requirements, order.pip)
-        if faults := _inspection_fault(found):
+        found = environment_inspection.inspect_python(str(_python_path(path)))
+        if fault := environment_inspection.torch_fault(found):
             raise UnfitError(
-                f"torch {order.torch} was installed, but it does not work: {faults}",
+                f"torch {order.torch} was installed, but it does not work: {fault}",
                 node=UNNAMED_NODE,
                 hint="does this torch support its system? --index-url takes another build",
             )
@@ -106,7 +95,7 @@ def _build_in_place(path: Path, order: MakeOrder, say: environment_store.ReportP
 
 
 def _discard_unfinished(path: Path) -> None:
-    """What is half made. SIGTERM may come when its pip is dead already; that does not cut this short."""
+    """What is half made. SIGTERM may come when its uv is dead already; that does not cut this short."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:
@@ -124,123 +113,56 @@ def _python_path(path: Path) -> Path:
     return path / "bin" / "python"
 
 
-def _inspection_fault(found: Mapping[str, Any]) -> str | None:
-    if found["fault"] is not None:
-        return str(found["fault"])
-    if found["torch"] is None:
-        return "there is no torch in it"
-    if not found["distributed"]:
-        return f"torch {found['torch']} was built without torch.distributed"
-    return f"{', '.join(found['missing'])} is not in it" if found["missing"] else None
-
-
-def _create_venv(path: Path, order: MakeOrder, free: int | None) -> None:
-    """``--without-pip``: pip is run from its wheel, so ``ensurepip`` need not be there."""
-    done = subprocess.run(
-        module_command(sys.executable, "venv", "--without-pip", str(path)),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=VENV_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode == 0:
-        return
-    said = (done.stderr + done.stdout).strip()
-    if pip_runner.PipResult(1, tuple(said.splitlines())).disk_full:
-        raise _disk_full_error(path, order, free)
-    version = ".".join(map(str, sys.version_info[:2]))
-    why = "has no module venv" if "No module named" in said else "can't make a virtual environment"
-    last = said.splitlines()[-1][:300] if said else f"status {done.returncode}"
-    raise UnfitError(
-        f"{sys.executable} {why}: {last}",
-        node=UNNAMED_NODE,
-        hint=f"install it there: sudo apt install python{version}-venv (Debian, Ubuntu), "
-        "or name another Python in cluster.yaml: `python: /path`",
-    )
-
-
-def _pip_install(
+def _install(
     path: Path,
     temporary: Path,
     order: MakeOrder,
     free: int | None,
     say: environment_store.ReportProgress,
 ) -> None:
-    wanted = temporary / "requirements.txt"
-    offline = order.wheels is not None
-    options = [] if offline else order.options
-    # With hashes, pip wants one for everything: then the workload's own line for torch is the one.
-    pinned = any(re.match(r"torch\b.*--hash", line) for line in order.requirements)
-    torch = [] if pinned else [f"torch=={order.torch}"]
-    wanted.write_text("\n".join([*options, *torch, *order.requirements, ""]))
-    argv = [
-        str(_python_path(path)),
-        f"{order.pip}/pip",
-        "--retries",
-        str(pip_runner.RETRIES),
-        "--timeout",
-        str(pip_runner.TIMEOUT_S),
-    ]
-    argv += ["install", "--no-cache-dir", "-r", str(wanted)]
+    temporary.mkdir()
+    Path(order.uv).chmod(0o700)  # as it was pushed, nobody may run it
+    lines, arguments = uv_runner.split_options(order.options)
+    index: Mapping[str, str | None] | None = order.index
     if order.wheels is not None:
-        argv += ["--no-index", "--find-links", str(_link_pushed_wheels(temporary, order.wheels))]
-    elif order.cpu_index is not None and is_url_reachable(order.cpu_index):
-        argv += ["--extra-index-url", order.cpu_index]
-    done = pip_runner.run_pip(
-        argv,
-        pip_runner.pip_environment(temporary, order.index, offline=offline),
-        _pip_progress_reporter(say),
-    )
-    if done.status == 0:
-        return
-    if done.disk_full:
-        raise _disk_full_error(path, order, free)
-    if not offline and done.offline is not None:
-        raise IndexUnreachableError(done.offline.strip()[:300])
-    if done.unmatched is not None:
-        raise NoMatchingPackageError(done.unmatched)
-    raise UnfitError(
-        f"pip could not install: {done.why[:1000]}",
-        node=UNNAMED_NODE,
-        hint="does requirements.txt go with this machine's torch, and with what earlier workloads required? "
-        "`skyctl setup --remove` forgets those",
-    )
+        index, lines = None, []
+        arguments += ["--no-index", "--find-links", str(_link_pushed_wheels(temporary, order.wheels))]
+    # With hashes, one is wanted for everything: then the workload's own line for torch is the one.
+    hashed = [line for line in order.requirements if " --hash" in line]
+    torch = [] if any(re.match(r"torch\b", line) for line in hashed) else [f"torch=={order.torch}"]
+    wanted = temporary / "requirements.txt"
+    wanted.write_text("\n".join([*lines, *torch, *order.requirements, ""]))
+    arguments += ["--require-hashes"] if hashed else []
+    python = ["--python", str(_python_path(path))]
+    at = 0.1
+
+    def tell(line: str) -> None:
+        nonlocal at
+        at += (0.85 - at) * 0.06  # with each package; how many there are it does not say
+        say(line, at)
+
+    environment = uv_runner.uv_environment(temporary, index, order.cpu_index)
+    # Of a folder that is there, and empty but for ours; "venv" and "ensurepip" need not be.
+    for argv in (
+        ["venv", "--quiet", "--no-project", "--allow-existing", "--python", sys.executable, str(path)],
+        ["pip", "install", *python, *arguments, "-r", str(wanted)],
+    ):
+        done = uv_runner.run_uv([order.uv, *argv], environment, tell)
+        if done.status == 0:
+            continue
+        if done.is_disk_full:
+            raise _disk_full_error(path, order, free)
+        asked = argv[0] == "pip" and index is not None and done.status != uv_runner.NO_SOLUTION
+        raise _UvFailedError({"offline" if asked else "refused": done.words})
 
 
 def _link_pushed_wheels(temporary: Path, wheels: Mapping[str, str]) -> Path:
-    """What was pushed, under the names that pip reads."""
+    """What was pushed, under the names that uv reads."""
     folder = temporary / "wheels"
     folder.mkdir()
     for name, target in wheels.items():
         (folder / Path(name).name).symlink_to(target)
     return folder
-
-
-def _pip_progress_reporter(say: environment_store.ReportProgress) -> Callable[[str], None]:
-    """Says what pip is at; the share grows with each package it has found, towards the last part."""
-    at = 0.1
-
-    def tell(line: str) -> None:
-        nonlocal at
-        activity = pip_runner.parse_pip_activity(line)
-        if activity is not None:
-            at = 0.7 if activity.installs else min(0.65, at + (0.65 - at) * 0.06)
-            say(activity.description, at)
-
-    return tell
-
-
-def is_url_reachable(url: str) -> bool:
-    """Whether something answers there within a few seconds, whatever it says."""
-    try:
-        with urllib.request.urlopen(url, timeout=CPU_INDEX_TIMEOUT_S):  # noqa: S310 - ours, or as the user gave it
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
 
 
 def _disk_full_error(path: Path, order: MakeOrder, free: int | None) -> UnfitError:
@@ -268,7 +190,8 @@ def release_environments(
     """
     removed, shared, busy, freed_bytes = [], [], {}, 0
     if not environment_store.environments_root().is_dir():
-        return {"removed": [], "shared": [], "busy": {}, "freed_bytes": 0}
+        freed_bytes = 0 if dry_run else environment_store.remove_unused_pythons()
+        return {"removed": [], "shared": [], "busy": {}, "freed_bytes": freed_bytes}
     with environment_store.lock_environments(say) as folder:
         if not dry_run:
             freed_bytes += environment_store.remove_unfinished(folder)
@@ -290,4 +213,6 @@ def release_environments(
                 say(f"removing {path.name}", 0.5)
                 freed_bytes += environment_store.delete_environment(path)
                 removed.append(str(path))
+    if not dry_run:
+        freed_bytes += environment_store.remove_unused_pythons()
     return {"removed": removed, "shared": shared, "busy": busy, "freed_bytes": freed_bytes}

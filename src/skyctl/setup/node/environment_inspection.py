@@ -1,14 +1,16 @@
-"""What a Python on the node has: torch, and what a workload requires.
+"""What a Python on the node has: torch, and versions of packages.
 
 ``inspect_python`` asks that Python itself, in another process: a torch that crashes takes nothing along::
 
     PYTHON -m skyctl.setup.node.environment_inspection
-    ({"requirements", "pip"} on stdin → one JSON line on stdout)
+    (names of packages as JSON on stdin → one JSON line on stdout)
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,22 +22,18 @@ INSPECTION_TIMEOUT_S = 300.0
 RESULT_PREFIX = "skyctl-look:"
 
 
-def inspect_python(python: str, requirements: Sequence[str], pip: str | None) -> dict[str, Any]:
+def inspect_python(python: str, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Asks one Python.
 
-    Args:
-        requirements: as ``requirements.txt`` has them.
-        pip: the file of a pip wheel, whose own parser reads them; None only where there are none.
-
     Returns:
-        ``{"torch": version or None, "distributed": whether it has that, "missing": [requirement],
-        "fault": why torch can't be used}``; of a Python that can't be run at all, the fault alone.
+        ``{"torch": version or None, "distributed": whether it has that, "fault": why torch can't be used,
+        "versions": version or None by package, "markers": what environment markers go by}``; of a Python
+        that can't be run at all, the fault alone.
     """
-    order = json.dumps({"requirements": list(requirements), "pip": pip})
     try:
         done = subprocess.run(
             module_command(python, "skyctl.setup.node.environment_inspection"),
-            input=order,
+            input=json.dumps(list(packages)),
             capture_output=True,
             text=True,
             errors="replace",
@@ -55,31 +53,16 @@ def inspect_python(python: str, requirements: Sequence[str], pip: str | None) ->
 
 
 def _unusable(fault: str) -> dict[str, Any]:
-    return {"torch": None, "distributed": False, "missing": [], "fault": fault}
+    return {"torch": None, "distributed": False, "fault": fault, "versions": {}, "markers": {}}
 
 
-def unmet_requirements(requirements: Sequence[str], pip: str | None) -> list[str]:
-    """The requirements that this very Python does not fulfil; what those require is not looked at."""
-    if not requirements:
-        return []
-    if pip is not None:
-        sys.path.append(pip)  # last: what pip ships with itself must hide nothing
-    from importlib.metadata import PackageNotFoundError, version
-
-    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
-
-    lacking = []
-    for text in requirements:
-        try:
-            wanted = Requirement(text.partition(" --")[0])
-            if wanted.marker is not None and not wanted.marker.evaluate():
-                continue
-            fits = wanted.specifier.contains(version(wanted.name), prereleases=True)
-        except (PackageNotFoundError, InvalidRequirement):
-            fits = False
-        if not fits:
-            lacking.append(text)
-    return lacking
+def torch_fault(found: dict[str, Any]) -> str | None:
+    """Why what was found can't train, if so."""
+    if found["fault"] is not None:
+        return str(found["fault"])
+    if found["torch"] is None:
+        return "there is no torch in it"
+    return None if found["distributed"] else f"torch {found['torch']} was built without torch.distributed"
 
 
 def _inspect_torch() -> dict[str, Any]:
@@ -101,10 +84,40 @@ def _inspect_torch() -> dict[str, Any]:
         return {"torch": None, "distributed": False, "fault": f"{type(exc).__name__}: {first}"[:300]}
 
 
+def _find_versions(packages: Sequence[str]) -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = dict.fromkeys(packages)
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _markers() -> dict[str, str]:
+    """The environment that markers are judged by (PEP 508)."""
+    version = platform.python_version()
+    return {
+        "implementation_name": sys.implementation.name,
+        "implementation_version": version,
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": platform.python_implementation(),
+        "platform_release": platform.release(),
+        "platform_system": platform.system(),
+        "platform_version": platform.version(),
+        "python_full_version": version,
+        "python_version": ".".join(platform.python_version_tuple()[:2]),
+        "sys_platform": sys.platform,
+    }
+
+
 def main() -> None:
     """The process (see the module)."""
-    order = json.load(sys.stdin)
-    found = {**_inspect_torch(), "missing": unmet_requirements(order["requirements"], order["pip"])}
+    packages = json.load(sys.stdin)
+    found = {**_inspect_torch(), "versions": _find_versions(packages), "markers": _markers()}
     print(f"\n{RESULT_PREFIX}{json.dumps(found)}", flush=True)
 
 

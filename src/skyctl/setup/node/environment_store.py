@@ -6,6 +6,7 @@
     ├── lock                              held by whoever makes or removes one
     └── py3.11-torch2.13.0-1a2b3c4d5e/    a virtual environment, never altered once it is whole
         └── skyctl.json                   written last: what is in it, and its owners
+    …/skyctl/python                       what ``python_bringer`` brought; goes with the last environment
 
 A folder without a readable ``skyctl.json`` is half made: whoever holds the lock may remove it. An owner is
 one node of one cluster of one launcher; the last to go takes the environment along. What lies there is run,
@@ -26,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.node_cache import ENVIRONMENT_MARKER
+from skyctl.agent.process_tree import find_descendants, process_table
 from skyctl.errors import UnfitError
 from skyctl.private_folder import UnsafeFolderError, make_private_folder
 
 LOCK_FILE = "lock"
+PYTHON_FOLDER = "python"
 DELETED_PREFIX = ".old-"
 LOCK_RETRY_S = 0.2
 PROC = Path("/proc")
@@ -121,6 +124,21 @@ def _remove_empty_root(folder: Path) -> None:
             (folder / LOCK_FILE).unlink()
             folder.rmdir()
             folder.parent.rmdir()
+
+
+def remove_unused_pythons() -> int:
+    """Removes the Pythons that setup brought, where no environment is left and nothing runs in them but us.
+
+    Gives the bytes freed.
+    """
+    folder = environments_root().parent / PYTHON_FOLDER
+    if environments_root().exists() or not folder.is_dir() or processes_using(folder):
+        return 0
+    freed_bytes = size_bytes(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+    return freed_bytes
 
 
 def read_marker(path: Path) -> dict[str, Any] | None:
@@ -223,13 +241,16 @@ def processes_using(path: Path) -> list[int]:
     """Processes that run in an environment: started as its Python, or with its libraries in memory.
 
     (``/proc/PID/exe`` does not tell: it is the Python that the environment was made of.) Of others' processes
-    nothing is known; without ``/proc``, of none.
+    nothing is known; without ``/proc``, of none. The agent that runs this, and what it has started, may be
+    of the environment too, and do not count.
     """
+    agent = os.getppid()
+    ours = {agent, *find_descendants(process_table(), agent)}
     marks = {os.fsencode(f"{path}/"), os.fsencode(f"{path.resolve()}/")}
     found = []
     names = os.listdir(PROC) if PROC.is_dir() else []  # noqa: PTH208
     for pid in sorted(int(name) for name in names if name.isdigit()):
-        if pid == os.getpid():
+        if pid in ours:
             continue
         with contextlib.suppress(OSError):
             started_as = (PROC / str(pid) / "cmdline").read_bytes()

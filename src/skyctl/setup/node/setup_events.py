@@ -12,10 +12,10 @@ from typing import Annotated, ClassVar
 from skyctl.agent.message_fields import ByteCount, Label, Matches, MaxLength, Within
 
 MOST_REQUIREMENTS = 10_000
-WheelTag = Annotated[str, Matches(r"[A-Za-z0-9_.]{1,100}")]
+Word = Annotated[str, Matches(r"[A-Za-z0-9_.]{1,100}")]
 PythonVersion = Annotated[str, Matches(r"[0-9]{1,3}(\.[0-9]{1,5}){1,2}[A-Za-z0-9+.]{0,20}")]
 PathText = Annotated[str, Matches(r"/[^\x00-\x1f]{0,4095}")]
-Names = Annotated[tuple[str, ...], MaxLength(MOST_REQUIREMENTS)]
+Paths = Annotated[tuple[PathText, ...], MaxLength(1000)]
 
 
 @dataclass(frozen=True)
@@ -28,38 +28,37 @@ class SetupProgress:
 
 
 @dataclass(frozen=True)
-class SetupFacts:
-    """The answer to ``facts``: Python, pip, room on the disk, accelerators, which wheels fit."""
+class FoundPython:
+    """The answer to ``look``: the node, the Python that runs there, and what the one asked of has.
+
+    ``had``: what an environment of ours was made with; ``glibc``: as in ``2.35``, None where it has another.
+    """
 
     kind: ClassVar[str] = "result"
     python: PathText
     version: PythonVersion
     base: Annotated[str, MaxLength(4096)]
-    pip: PathText | None
+    system: Word
+    machine: Word
+    glibc: Annotated[str, Matches(r"[0-9]{1,3}\.[0-9]{1,3}")] | None
     root: PathText
     free_bytes: ByteCount | None
     same_disk: bool
     cards: Annotated[tuple[Label, ...], MaxLength(100)]
-    platforms: Annotated[tuple[WheelTag, ...], MaxLength(MOST_REQUIREMENTS)]
-    abis: Annotated[tuple[WheelTag, ...], MaxLength(MOST_REQUIREMENTS)]
-    implementation: WheelTag
-
-
-@dataclass(frozen=True)
-class FoundPackages:
-    """The answer to ``look``. ``had``: what an environment of ours was made with."""
-
-    kind: ClassVar[str] = "result"
     torch: Label | None
     distributed: bool
-    missing: Names
     fault: str | None
-    had: Names
+    versions: Annotated[Mapping[str, Label | None], MaxLength(MOST_REQUIREMENTS)]
+    markers: Annotated[Mapping[str, Label], MaxLength(100)]
+    had: Annotated[tuple[str, ...], MaxLength(MOST_REQUIREMENTS)]
 
 
 @dataclass(frozen=True)
 class MadeEnvironment:
-    """The answer to ``make``: what was made, or why not (``offline``, ``unmatched``)."""
+    """The answer to ``make``: what was made, or uv's words for why not.
+
+    ``offline``: uv did not get the packages there; ``refused``: none fit the requirements.
+    """
 
     kind: ClassVar[str] = "result"
     path: PathText | None = None
@@ -68,7 +67,7 @@ class MadeEnvironment:
     torch: Label | None = None
     size_bytes: ByteCount | None = None
     offline: str | None = None
-    unmatched: Label | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,11 @@ class RemovedEnvironments:
     """The answer to ``remove``. ``busy``: by path, the processes that use it."""
 
     kind: ClassVar[str] = "result"
-    removed: Annotated[tuple[PathText, ...], MaxLength(1000)]
-    shared: Annotated[tuple[PathText, ...], MaxLength(1000)]
+    removed: Paths
+    shared: Paths
     busy: Annotated[Mapping[str, tuple[int, ...]], MaxLength(1000)]
     freed_bytes: ByteCount
 
 
-ANSWERS: Mapping[str, type] = {
-    "facts": SetupFacts,
-    "look": FoundPackages,
-    "make": MadeEnvironment,
-    "remove": RemovedEnvironments,
-}
+ANSWERS: Mapping[str, type] = {"look": FoundPython, "make": MadeEnvironment, "remove": RemovedEnvironments}
 """By the kind of order, the record of its answer."""

@@ -10,21 +10,12 @@ from skyctl.agent.message_fields import ByteCount, Label
 
 
 @dataclass(frozen=True)
-class FactsOrder:
-    """Say what is there: Python, accelerators, room. ``pip``: one that was pushed; None: none was."""
-
-    kind: ClassVar[str] = "facts"
-    pip: str | None = None
-
-
-@dataclass(frozen=True)
 class LookOrder:
-    """Say what of these requirements an interpreter has. ``python``: None: the one that runs us."""
+    """Say what is there, and in an interpreter. ``python``: None: the one that runs us."""
 
     kind: ClassVar[str] = "look"
-    python: str | None
-    pip: str
-    requirements: tuple[str, ...]
+    python: str | None = None
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,10 @@ class MakeOrder:
     Attributes:
         name: the folder's.
         torch: the version, without what stands after its ``+``.
-        options: further lines for pip's requirements file, such as ``--pre``.
+        requirements: further lines of the requirements file.
+        options: its options, such as ``--pre``.
+        anew: make it even if it is there: something in it is lacking.
+        uv: uv's program, which was pushed there.
         index: ``index_url`` and ``extra_index_url``, where given.
         cpu_index: asked too, where it can be reached: it has torch without CUDA.
         wheels: file name → path of what was pushed here; None: from the index.
@@ -46,8 +40,9 @@ class MakeOrder:
     torch: Label
     requirements: tuple[str, ...]
     options: tuple[str, ...]
+    anew: bool
     owner: Label
-    pip: str
+    uv: str
     index: Mapping[str, str | None]
     cpu_index: str | None
     wheels: Mapping[str, str] | None
@@ -64,5 +59,5 @@ class RemoveOrder:
     dry_run: bool = False
 
 
-SetupOrder = FactsOrder | LookOrder | MakeOrder | RemoveOrder
-SETUP_ORDERS: tuple[type[SetupOrder], ...] = (FactsOrder, LookOrder, MakeOrder, RemoveOrder)
+SetupOrder = LookOrder | MakeOrder | RemoveOrder
+SETUP_ORDERS: tuple[type[SetupOrder], ...] = (LookOrder, MakeOrder, RemoveOrder)

@@ -1,7 +1,8 @@
-"""Requirements files, pip's words, and what a Python lacks."""
+"""Requirements files, settings of uv and pip, and what a Python lacks."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 
 from skyctl.errors import InputError
 from skyctl.setup.installer import missing_requirements
-from skyctl.setup.node import pip_runner
+from skyctl.setup.node import uv_runner
+from skyctl.setup.wheels import WheelTarget
 from skyctl.setup.workload_requirements import merge_requirements, read_workload_requirements
 
-GOOD = {"torch": "2.13.0+cpu", "distributed": True, "missing": [], "fault": None}
+GOOD = {"torch": "2.13.0+cpu", "distributed": True, "fault": None, "versions": {}, "markers": {}}
 
 
 @pytest.fixture
@@ -141,45 +143,105 @@ def test_what_is_new_wins() -> None:
         ({"torch": "2.4.1"}, ("torch 2.13 (it has 2.4.1)",)),
         ({"distributed": False}, ("a torch with torch.distributed (its 2.13.0+cpu has none)",)),
         ({"torch": None, "fault": "OSError: libx"}, ("a torch that works (OSError: libx)",)),
-        ({"missing": ["a>=1"]}, ("a>=1",)),
     ],
 )
 def test_lacks(changes: dict, words: tuple[str, ...]) -> None:
     assert missing_requirements({**GOOD, **changes}, "2.13.0") == words
 
 
-def test_what_pip_says() -> None:
-    refused = "WARNING: Retrying (Retry(0)) after connection broken by 'NewConnectionError(...)': /torch/"
-    gone = "ERROR: No matching distribution found for nosuch==1 (from torch)"
-    offline = pip_runner.PipResult(1, (refused, gone))
-    assert offline.offline == refused
-    assert offline.unmatched == "nosuch==1"
-    assert pip_runner.PipResult(1, (gone,)).offline is None
-    full = pip_runner.PipResult(
-        1, ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",)
-    )
-    assert full.disk_full
-    assert "No space left" in full.why
-    assert pip_runner.PipResult(2, ("odd", "")).why == "odd"
-    parse = pip_runner.parse_pip_activity
-    assert parse("  Downloading https://x/y/torch-2.13.0.whl (190.5 MB)") == (
-        "downloading torch-2.13.0.whl (190.5 MB)",
-        False,
-    )
-    assert parse("Collecting torch==2.13.0") == ("looking for torch==2.13.0", False)
-    assert parse("Installing collected packages: a, b, c") == ("installing 3 packages", True)
-    assert parse("Looking in links: /x") is None
+@pytest.mark.parametrize(
+    ("line", "unmet"),
+    [
+        ("a", False),
+        ("A_b>=2", True),
+        ("a >= 1, < 2", False),
+        ("a==1.5 --hash=sha256:00", False),
+        ("a @ https://example.org/a.whl", False),
+        ("a>2 ; sys_platform == 'win32'", False),
+        ("a>2 ; python_version >= '3.8'", True),
+        ("none", True),
+        ("odd>1", True),
+    ],
+)
+def test_which_requirements_are_lacking(line: str, unmet: bool) -> None:
+    versions = {"a": "1.5", "A_b": "1.5", "none": None, "odd": "no version"}
+    found = {**GOOD, "versions": versions, "markers": {"sys_platform": "linux", "python_version": "3.9"}}
+    assert missing_requirements(found, "2.13.0", (line,)) == ((line,) if unmet else ())
 
 
-def test_pip_is_led_nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for key, value in {"PIP_TARGET": "/x", "PIP_INDEX_URL": "http://own", "PYTHONPATH": "/y"}.items():
+def test_what_uv_says() -> None:
+    full = uv_runner.UvResult(2, ("Resolved 2", "error: Failed", "  cause: kein Platz (os error 28)"))
+    assert full.is_disk_full
+    assert full.words == "Failed cause: kein Platz (os error 28)"
+    assert not uv_runner.UvResult(1, ("error: No solution (os error 2)",)).is_disk_full
+    assert uv_runner.UvResult(2, ("odd",)).words == "odd"
+    assert uv_runner.UvResult(2, ()).words == "status 2"
+
+
+def test_uv_is_told_of_pips_settings_and_led_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for key in [key for key in os.environ if key.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(key)
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text(
+        "[global]\nindex_url = http://file\ntimeout = 7\nfind-links = /a\n  /b\n[install]\ntarget = /x\n"
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://one http://two")
+    for key, value in {
+        "PIP_TARGET": "/x",
+        "PYTHONPATH": "/y",
+        "UV_TARGET": "/z",
+        "UV_CONFIG_FILE": "/z",
+        "UV_HTTP_TIMEOUT": "9",
+    }.items():
         monkeypatch.setenv(key, value)
-    found = pip_runner.pip_environment(
-        tmp_path, {"index_url": None, "extra_index_url": "http://more"}, offline=False
+    found = uv_runner.uv_environment(tmp_path, {"index_url": None, "extra_index_url": None})
+    assert (found["UV_DEFAULT_INDEX"], found["UV_INDEX"]) == ("http://file", "http://one http://two")
+    assert (found["UV_FIND_LINKS"], found["UV_HTTP_TIMEOUT"]) == ("/a,/b", "9")
+    assert not {"PYTHONPATH", "UV_TARGET", "UV_CONFIG_FILE"} & set(found)
+    found = uv_runner.uv_environment(tmp_path, {"index_url": "http://mine", "extra_index_url": "http://more"})
+    assert (found["UV_DEFAULT_INDEX"], found["UV_INDEX"]) == ("http://mine", "http://more")
+    found = uv_runner.uv_environment(tmp_path, None)
+    assert not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"} & set(found)
+    assert (found["UV_OFFLINE"], found["TMPDIR"]) == ("1", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    assert "UV_DEFAULT_INDEX" not in uv_runner.uv_environment(tmp_path, {})
+
+
+def test_options_of_pip_that_uv_has_under_another_name() -> None:
+    lines, arguments = uv_runner.split_options(
+        [
+            "--pre",
+            "--trusted-host=a.b",
+            "--trusted-host c.d",
+            "--prefer-binary",
+            "--extra-index-url https://x",
+        ]
     )
-    assert "PIP_TARGET" not in found
-    assert "PYTHONPATH" not in found
-    assert (found["PIP_INDEX_URL"], found["PIP_EXTRA_INDEX_URL"]) == ("http://own", "http://more")
-    found = pip_runner.pip_environment(tmp_path, {"index_url": "http://x"}, offline=True)
-    assert "PIP_INDEX_URL" not in found
-    assert found["TMPDIR"] == str(tmp_path)
+    assert lines == ["--extra-index-url https://x"]
+    assert arguments == [
+        "--prerelease",
+        "allow",
+        "--allow-insecure-host",
+        "a.b",
+        "--allow-insecure-host",
+        "c.d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "glibc", "name"),
+    [
+        ("Linux", "x86_64", "2.35", "x86_64-manylinux_2_35"),
+        ("Linux", "aarch64", "2.30", "aarch64-manylinux_2_28"),
+        ("Linux", "x86_64", "2.99", "x86_64-manylinux_2_40"),
+        ("Linux", "x86_64", "2.12", None),
+        ("Linux", "x86_64", None, None),
+        ("Linux", "ppc64le", "2.35", None),
+        ("Darwin", "arm64", None, "aarch64-apple-darwin"),
+    ],
+)
+def test_what_uv_calls_a_nodes_system(system: str, machine: str, glibc: str | None, name: str | None) -> None:
+    assert WheelTarget("3.11.7", system, machine, glibc).platform == name
