@@ -198,6 +198,7 @@ def test_a_python_is_brought_where_the_nodes_is_too_old(site, old: dict) -> None
     assert site.setup("--remove")["a"]["status"] == "removed"
     assert not (site.data / "skyctl").exists()
     assert site.kept == {}
+    assert site.setup("--remove")["a"]["status"] == "nothing"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from skyctl.setup.node import uv_runner
 from skyctl.setup.wheels import WheelTarget
 from skyctl.setup.workload_requirements import merge_requirements, read_workload_requirements
 
-GOOD = {"torch": "2.13.0+cpu", "distributed": True, "fault": None, "versions": {}, "markers": {}}
+GOOD = {"torch": "2.13.0+cpu", "distributed": True, "fault": None, "versions": {}}
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_lacks(changes: dict, words: tuple[str, ...]) -> None:
 )
 def test_which_requirements_are_lacking(line: str, unmet: bool) -> None:
     versions = {"a": "1.5", "A_b": "1.5", "none": None, "odd": "no version"}
-    found = {**GOOD, "versions": versions, "markers": {"sys_platform": "linux", "python_version": "3.9"}}
+    found = {**GOOD, "versions": versions, "version": "3.9.1", "system": "Linux", "machine": "x86_64"}
     assert missing_requirements(found, "2.13.0", (line,)) == ((line,) if unmet else ())
 
 

@@ -36,11 +36,13 @@ class SetupOptions:
     ] = False
     index_url: Annotated[
         str | None,
-        typer.Option("--index-url", metavar="URL", help="The package index that pip asks, there and here."),
+        typer.Option("--index-url", metavar="URL", help="The package index that is asked, there and here."),
     ] = None
     extra_index_url: Annotated[
         str | None,
-        typer.Option("--extra-index-url", metavar="URL", help="One more index; pip takes the newest of all."),
+        typer.Option(
+            "--extra-index-url", metavar="URL", help="One more index; the newest version of all counts."
+        ),
     ] = None
     push: Annotated[
         bool,

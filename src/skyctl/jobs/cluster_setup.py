@@ -119,7 +119,9 @@ def _work_without_python(
         with suppress(UnfitError):  # it is gone, or broken
             session = open_with(entry.python)
     if session is None and remove:
-        raise failure
+        if entry is not None:
+            raise failure
+        return NodeOutcome(node=node.name, status="nothing", python=node.python)
     if session is None and job.dry_run:
         lacks = (f"Python {MIN_PYTHON_TEXT} or newer (it has {failure.version})", "torch")
         return NodeOutcome(node=node.name, status="lacking", python=node.python, lacks=lacks)

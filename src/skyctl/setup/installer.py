@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from skyctl.agent.node_cache import file_digest
@@ -18,7 +19,7 @@ from skyctl.remote.agent_session import Session
 from skyctl.setup.fleet import NodeOutcome, Status, run_setup_task
 from skyctl.setup.node.setup_orders import LookOrder, MakeOrder, RemoveOrder
 from skyctl.setup.node.uv_runner import is_url_reachable
-from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget
+from skyctl.setup.wheels import WheelFetcher, WheelTarget, unpacked_bytes
 from skyctl.setup.workload_requirements import (
     Requirements,
     is_plain_requirement,
@@ -86,8 +87,15 @@ def missing_requirements(found: Mapping[str, Any], torch: str, lines: Sequence[s
 
 def _is_unmet(line: str, found: Mapping[str, Any]) -> bool:
     wanted = parse_requirement(line)
+    there = {
+        "platform_machine": found["machine"],
+        "platform_system": found["system"],
+        "python_full_version": found["version"],
+        "python_version": _major_minor(found["version"]),
+        "sys_platform": found["system"].lower(),
+    }
     try:
-        if wanted.marker is not None and not wanted.marker.evaluate(found["markers"]):
+        if wanted.marker is not None and not wanted.marker.evaluate(there):
             return False
         version = found["versions"].get(wanted.name)
         return version is None or not wanted.specifier.contains(version, prereleases=True)
@@ -212,48 +220,44 @@ class NodeInstaller:
         self._say("fetching wheels here", 0.1)
         wanted = [f"torch=={self._job.torch}", *self._requirements]
         options = self._job.requirements.options
-        fetched = self._wheels.fetch(self._node.name, self._target, wanted, options, cpu_index)
-        return self._ask_make(fetched), True
+        wheels = self._wheels.fetch(self._node.name, self._target, wanted, options, cpu_index)
+        return self._ask_make(wheels), True
 
     @property
     def _target(self) -> WheelTarget:
         return WheelTarget(*(self._facts[key] for key in ("version", "system", "machine", "glibc")))
 
-    def _push(self, fetched: FetchedWheels) -> dict[str, str]:
-        """Pushes the wheels; file name → path there. Raises UnfitError for room."""
-        need = fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR
-        if self._facts["same_disk"]:
-            need += sum(path.stat().st_size for path in fetched.paths)
+    def _push(self, wheels: Sequence[Path]) -> dict[str, str]:
+        """Pushes them; file name → path there. Raises UnfitError where there is no room to unpack them."""
+        need = sum(path.stat().st_size + UNPACKED_SIZE_FACTOR * unpacked_bytes(path) for path in wheels)
         free = self._facts["free_bytes"]
         if free is not None and free < need:
             raise UnfitError(
                 f"node {self._node.name} has no room for an environment with torch in {self._facts['root']}: "
                 f"it has {free / 2**20:.0f} MiB free, {need / 2**20:.0f} MiB are needed",
                 node=self._node.name,
-                hint="make room there, or name a place on another disk: `env: {XDG_DATA_HOME: /path}` in "
-                "cluster.yaml",
+                hint="make room there, or name another disk: `env: {XDG_DATA_HOME: /path}` in cluster.yaml",
             )
         pushed = {}
-        for number, path in enumerate(fetched.paths):
-            self._say(f"pushing {path.name}", 0.1 + 0.4 * number / len(fetched.paths))
+        for number, path in enumerate(wheels):
+            self._say(f"pushing {path.name}", 0.1 + 0.4 * number / len(wheels))
             pushed[path.name] = self._session.push(path, file_digest(path), keep=False)
         return pushed
 
-    def _ask_make(self, fetched: FetchedWheels | None) -> dict[str, Any]:
+    def _ask_make(self, wheels: Sequence[Path] | None) -> dict[str, Any]:
         program, digest = self._wheels.program(self._node.name, self._target)
         lines = self._requirements
         order = MakeOrder(
             name=self._name(),
             torch=self._job.torch,
-            requirements=lines if fetched is None else tuple(map(without_address, lines)),
+            requirements=lines if wheels is None else tuple(map(without_address, lines)),
             options=self._job.requirements.options,
             anew=self._anew,
             owner=self._job.owner(self._node.name),
             uv=self._session.push(program, digest),
             index=self._job.index,
             cpu_index=self._cpu_index(),
-            wheels=self._push(fetched) if fetched is not None else None,
-            need_bytes=round(fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR) if fetched is not None else None,
+            wheels=self._push(wheels) if wheels is not None else None,
         )
         answer = run_setup_task(self._session, order, self._say)
         if answer.get("refused") is not None:

@@ -31,7 +31,7 @@ import uv
 from skyctl.agent.node_cache import file_digest
 from skyctl.errors import InputError, SkyctlError, UnfitError
 from skyctl.files import home, make_private
-from skyctl.setup.node import environment_store, uv_runner
+from skyctl.setup.node import uv_runner
 
 WHEEL_FOLDER_PREFIX = "wheels-"
 """Of the folder's name in SKYCTL_HOME; the process's number follows."""
@@ -65,20 +65,10 @@ class WheelTarget:
         return f"{self.machine}-manylinux_2_{fits[0]}" if fits else None
 
 
-@dataclass(frozen=True)
-class FetchedWheels:
-    """Wheels here. ``unpacked_bytes``: what they hold."""
-
-    paths: tuple[Path, ...]
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """Bytes of what all wheels hold, unpacked."""
-        total = 0
-        for path in self.paths:
-            with zipfile.ZipFile(path) as wheel:
-                total += sum(entry.file_size for entry in wheel.infolist())
-        return total
+def unpacked_bytes(path: Path) -> int:
+    """Bytes of what a wheel holds, unpacked."""
+    with zipfile.ZipFile(path) as wheel:
+        return sum(entry.file_size for entry in wheel.infolist())
 
 
 class WheelFetcher:
@@ -96,7 +86,7 @@ class WheelFetcher:
         self._index = index
         self._folder: Path | None = None
         self._lock = threading.Lock()  # one download at a time: they share this machine's line
-        self._found: dict[object, FetchedWheels] = {}
+        self._found: dict[object, Sequence[Path]] = {}
         self._programs: dict[tuple[str, str], tuple[Path, str]] = {}
         self._running: subprocess.Popen[str] | None = None
         self._closed = False
@@ -119,23 +109,17 @@ class WheelFetcher:
         wanted: Sequence[str],
         options: Sequence[str] = (),
         cpu_index: str | None = None,
-    ) -> FetchedWheels:
+    ) -> Sequence[Path]:
         """What is wanted, and what that requires, for that target. Nodes that are alike share it.
 
         Raises:
             UnfitError: for ``node`` there is no wheel of something, or no index was reached from here either.
-            SkyctlError: no room here.
         """
         key = (target, tuple(wanted), tuple(options), cpu_index)
         with self._lock:
             if key not in self._found:
                 folder = Path(tempfile.mkdtemp(dir=self._place()))
-                try:
-                    self._found[key] = self._fetch(node, target, wanted, options, cpu_index, folder)
-                except OSError as exc:
-                    if exc.errno not in uv_runner.DISK_FULL_ERRORS:
-                        raise
-                    raise _no_room_error(folder) from exc
+                self._found[key] = self._fetch(node, target, wanted, options, cpu_index, folder)
             return self._found[key]
 
     def program(self, node: str, target: WheelTarget) -> tuple[Path, str]:
@@ -150,8 +134,8 @@ class WheelFetcher:
                 path = _own_uv()
             else:
                 found = self.fetch(node, target, [f"uv=={version('uv')}"])
-                path = found.paths[0].with_suffix(".program")
-                with zipfile.ZipFile(found.paths[0]) as wheel:
+                path = found[0].with_suffix(".program")
+                with zipfile.ZipFile(found[0]) as wheel:
                     name = next(name for name in wheel.namelist() if name.endswith(".data/scripts/uv"))
                     path.write_bytes(wheel.read(name))
             self._programs[key] = path, file_digest(path)
@@ -174,7 +158,7 @@ class WheelFetcher:
         options: Sequence[str],
         cpu_index: str | None,
         folder: Path,
-    ) -> FetchedWheels:
+    ) -> Sequence[Path]:
         for_node = f"node {node}: Python {target.version} on {target.system} {target.machine}"
         if target.platform is None:
             libc = f"glibc {target.glibc}" if target.glibc is not None else "no glibc"
@@ -193,8 +177,6 @@ class WheelFetcher:
         argv = [str(_own_uv()), "pip", "compile", "--quiet", *arguments, "--only-binary", ":all:"]
         argv += ["--format", "pylock.toml", "--output-file", str(locked), str(listed)]
         done = uv_runner.run_uv(argv, environment, on_start=self._watch)
-        if done.is_disk_full:
-            raise _no_room_error(folder)
         if done.status == uv_runner.NO_SOLUTION or (done.status and self._own is not None):
             where = f"in {self._own}" if self._own is not None else "on the package index"
             raise UnfitError(f"{where} there are no wheels for {for_node}: {done.words}", node=node)
@@ -211,7 +193,7 @@ class WheelFetcher:
             if not name.endswith(".whl"):
                 raise UnfitError(f"there is no wheel of {package['name']} for {for_node}", node=node)
             found.append(self._have(node, wheel, folder / name, environment))
-        return FetchedWheels(tuple(sorted(found)))
+        return sorted(found)
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
         self._running = process
@@ -223,30 +205,26 @@ class WheelFetcher:
         url = urlsplit(wheel["url"])
         if url.scheme == "file":
             return Path(unquote(url.path))
-        why = ""
-        for _ in range(1 + uv_runner.RETRIES):
-            digests = {kind: hashlib.new(kind) for kind in wheel.get("hashes", {})}
-            try:
-                with _open_url(wheel["url"], environment) as answer, path.open("wb") as file:
-                    while block := answer.read(1 << 20):
-                        if self._closed:
-                            raise SkyctlError("setup was ended")
-                        file.write(block)
-                        for digest in digests.values():
-                            digest.update(block)
-            except OSError as exc:
-                if exc.errno in uv_runner.DISK_FULL_ERRORS:
-                    raise
-                why = str(exc)
-                continue
-            if all(digest.hexdigest() == wheel["hashes"][kind] for kind, digest in digests.items()):
-                return path
+        digests = {kind: hashlib.new(kind) for kind in wheel.get("hashes", {})}
+        try:
+            with _open_url(wheel["url"], environment) as answer, path.open("wb") as file:
+                while block := answer.read(1 << 20):
+                    if self._closed:
+                        raise SkyctlError("setup was ended")
+                    file.write(block)
+                    for digest in digests.values():
+                        digest.update(block)
             why = "it is not what the index says it is"
-        raise UnfitError(
-            f"{path.name} for node {node} can't be fetched here: {why}",
-            node=node,
-            hint="try again, or --wheels DIR with what is needed",
-        )
+        except OSError as exc:
+            why, digests = str(exc), {"": hashlib.sha256()}
+        listed = wheel.get("hashes", {})
+        if any(digest.hexdigest() != listed.get(kind) for kind, digest in digests.items()):
+            raise UnfitError(
+                f"{path.name} for node {node} can't be fetched here: {why}",
+                node=node,
+                hint="try again, or --wheels DIR with what is needed; SKYCTL_HOME needs room for it",
+            )
+        return path
 
 
 def _own_uv() -> Path:
@@ -258,7 +236,7 @@ def _own_uv() -> Path:
 
 @contextmanager
 def _open_url(url: str, environment: Mapping[str, str]) -> Iterator[Any]:
-    """What lies there, asked as uv asks: with its proxies, certificates, and passwords of its indexes.
+    """What lies there, asked with uv's certificates and the passwords of its indexes.
 
     Raises:
         OSError: it can't be had.
@@ -271,23 +249,8 @@ def _open_url(url: str, environment: Mapping[str, str]) -> Iterator[Any]:
             pair = f"{unquote(index.username)}:{unquote(index.password or '')}".encode()
             request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
     context = ssl.create_default_context(cafile=environment.get("SSL_CERT_FILE"))
-    if {host, urlsplit(url).hostname} & set(environment.get("UV_INSECURE_HOST", "").split()):
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    named = {scheme: environment.get(f"{scheme.upper()}_PROXY") for scheme in ("http", "https")}
-    proxies = urllib.request.getproxies() | {scheme: at for scheme, at in named.items() if at}
-    opener = urllib.request.build_opener(
-        urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
-    )
-    with opener.open(request, timeout=uv_runner.TIMEOUT_S) as answer:
+    with urllib.request.urlopen(request, timeout=uv_runner.TIMEOUT_S, context=context) as answer:  # noqa: S310
         yield answer
-
-
-def _no_room_error(folder: Path) -> SkyctlError:
-    free = (environment_store.free_bytes(folder) or 0) / 2**20
-    return SkyctlError(
-        f"no room for wheels in {folder.parent}: {free:.0f} MiB are free, more is needed",
-        hint="make room there, or set SKYCTL_HOME to a folder on another disk",
-    )
 
 
 def _is_process_alive(pid: str) -> bool:

@@ -60,15 +60,13 @@ def build_environment(order: MakeOrder, say: environment_store.ReportProgress) -
             return exc.answer
         except OSError as exc:
             if exc.errno in uv_runner.DISK_FULL_ERRORS:
-                raise _disk_full_error(path, order, environment_store.free_bytes(folder)) from exc
+                raise _disk_full_error(path, environment_store.free_bytes(folder)) from exc
             raise
         return _build_result(path, found, made=True)
 
 
 def _build_in_place(path: Path, order: MakeOrder, say: environment_store.ReportProgress) -> dict[str, Any]:
     free = environment_store.free_bytes(path)
-    if order.need_bytes is not None and free is not None and free < order.need_bytes:
-        raise _disk_full_error(path, order, free)
     temporary = path / ".tmp"
     try:
         path.mkdir(mode=0o700)
@@ -151,7 +149,7 @@ def _install(
         if done.status == 0:
             continue
         if done.is_disk_full:
-            raise _disk_full_error(path, order, free)
+            raise _disk_full_error(path, free)
         asked = argv[0] == "pip" and index is not None and done.status != uv_runner.NO_SOLUTION
         raise _UvFailedError({"offline" if asked else "refused": done.words})
 
@@ -165,18 +163,13 @@ def _link_pushed_wheels(temporary: Path, wheels: Mapping[str, str]) -> Path:
     return folder
 
 
-def _disk_full_error(path: Path, order: MakeOrder, free: int | None) -> UnfitError:
-    need = f"{_mib(order.need_bytes)} are needed" if order.need_bytes is not None else "more is needed"
-    had = f"it had {_mib(free)} free" if free is not None else "it is full"
+def _disk_full_error(path: Path, free: int | None) -> UnfitError:
+    had = f"it had {free / 2**20:.0f} MiB free, more is needed" if free is not None else "it is full"
     return UnfitError(
-        f"there is no room for an environment with torch in {path.parent}: {had}, {need}",
+        f"there is no room for an environment with torch in {path.parent}: {had}",
         node=UNNAMED_NODE,
         hint="make room there, or name another disk: `env: {XDG_DATA_HOME: /path}` in cluster.yaml",
     )
-
-
-def _mib(size_bytes: int | None) -> str:
-    return f"{(size_bytes or 0) / 2**20:.0f} MiB"
 
 
 def release_environments(

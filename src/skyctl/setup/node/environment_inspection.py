@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from skyctl.agent.module_command import module_command
@@ -27,8 +26,7 @@ def inspect_python(python: str, packages: Sequence[str] = ()) -> dict[str, Any]:
 
     Returns:
         ``{"torch": version or None, "distributed": whether it has that, "fault": why torch can't be used,
-        "versions": version or None by package, "markers": what environment markers go by}``; of a Python
-        that can't be run at all, the fault alone.
+        "versions": version or None by package}``; of a Python that can't be run at all, the fault alone.
     """
     try:
         done = subprocess.run(
@@ -53,7 +51,7 @@ def inspect_python(python: str, packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _unusable(fault: str) -> dict[str, Any]:
-    return {"torch": None, "distributed": False, "fault": fault, "versions": {}, "markers": {}}
+    return {"torch": None, "distributed": False, "fault": fault, "versions": {}}
 
 
 def torch_fault(found: dict[str, Any]) -> str | None:
@@ -89,35 +87,15 @@ def _find_versions(packages: Sequence[str]) -> dict[str, str | None]:
 
     found: dict[str, str | None] = dict.fromkeys(packages)
     for name in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
-
-
-def _markers() -> dict[str, str]:
-    """The environment that markers are judged by (PEP 508)."""
-    version = platform.python_version()
-    return {
-        "implementation_name": sys.implementation.name,
-        "implementation_version": version,
-        "os_name": os.name,
-        "platform_machine": platform.machine(),
-        "platform_python_implementation": platform.python_implementation(),
-        "platform_release": platform.release(),
-        "platform_system": platform.system(),
-        "platform_version": platform.version(),
-        "python_full_version": version,
-        "python_version": ".".join(platform.python_version_tuple()[:2]),
-        "sys_platform": sys.platform,
-    }
 
 
 def main() -> None:
     """The process (see the module)."""
     packages = json.load(sys.stdin)
-    found = {**_inspect_torch(), "versions": _find_versions(packages), "markers": _markers()}
+    found = {**_inspect_torch(), "versions": _find_versions(packages)}
     print(f"\n{RESULT_PREFIX}{json.dumps(found)}", flush=True)
 
 

@@ -227,16 +227,6 @@ def free_bytes(path: Path) -> int | None:
     return found.f_frsize * found.f_bavail
 
 
-def disk_id(path: Path) -> int | None:
-    """The number of the disk that it lies on, or would."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    try:
-        return path.stat().st_dev
-    except OSError:
-        return None
-
-
 def processes_using(path: Path) -> list[int]:
     """Processes that run in an environment: started as its Python, or with its libraries in memory.
 

@@ -43,13 +43,11 @@ class FoundPython:
     glibc: Annotated[str, Matches(r"[0-9]{1,3}\.[0-9]{1,3}")] | None
     root: PathText
     free_bytes: ByteCount | None
-    same_disk: bool
     cards: Annotated[tuple[Label, ...], MaxLength(100)]
     torch: Label | None
     distributed: bool
     fault: str | None
     versions: Annotated[Mapping[str, Label | None], MaxLength(MOST_REQUIREMENTS)]
-    markers: Annotated[Mapping[str, Label], MaxLength(100)]
     had: Annotated[tuple[str, ...], MaxLength(MOST_REQUIREMENTS)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from skyctl.agent.message_fields import ByteCount, Label
+from skyctl.agent.message_fields import Label
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class MakeOrder:
         index: ``index_url`` and ``extra_index_url``, where given.
         cpu_index: asked too, where it can be reached: it has torch without CUDA.
         wheels: file name → path of what was pushed here; None: from the index.
-        need_bytes: what the wheels unpack to, where that is known.
     """
 
     kind: ClassVar[str] = "make"
@@ -46,7 +45,6 @@ class MakeOrder:
     index: Mapping[str, str | None]
     cpu_index: str | None
     wheels: Mapping[str, str] | None
-    need_bytes: ByteCount | None
 
 
 @dataclass(frozen=True)

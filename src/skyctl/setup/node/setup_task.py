@@ -37,7 +37,7 @@ def main(message: dict[str, Any], channel: Any) -> dict[str, Any]:
         channel.send({"event": "progress", "what": what[:1000], "share": share})
 
     if isinstance(order, LookOrder):
-        return _look(order, channel.cache)
+        return _look(order)
     if isinstance(order, RemoveOrder):
         return environment_builder.release_environments(order.owners, order.keep, say, dry_run=order.dry_run)
     return environment_builder.build_environment(order, say)
@@ -49,7 +49,7 @@ def _exit_on_sigterm(*_: object) -> NoReturn:
     raise SystemExit(143)
 
 
-def _look(order: LookOrder, cache: Path) -> dict[str, Any]:
+def _look(order: LookOrder) -> dict[str, Any]:
     root = environment_store.environments_root()
     cards = [name for name, paths in _ACCELERATOR_FILES.items() if any(map(os.path.exists, paths))]
     if "NVIDIA" not in cards and shutil.which("nvidia-smi"):
@@ -64,7 +64,6 @@ def _look(order: LookOrder, cache: Path) -> dict[str, Any]:
         "glibc": libc_version if libc == "glibc" else None,
         "root": str(root),
         "free_bytes": environment_store.free_bytes(root),
-        "same_disk": environment_store.disk_id(root) == environment_store.disk_id(cache),
         "cards": cards,
         **_inspect(order),
     }
