@@ -57,7 +57,7 @@ export UV_CACHE_DIR="$work/cache" TMPDIR="$work" UV_PYTHON_INSTALL_DIR="$home"
 export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 NO_COLOR=1
 cd "$work"
 exec 3<&0
-"$work/uv" python install --no-bin VERSION </dev/null >said 2>&1 &
+"$work/uv" python install --managed-python --no-bin VERSION </dev/null >said 2>&1 &
 job=$!
 { cat <&3; kill "$job"; } >/dev/null 2>&1 &
 watch=$!

@@ -13,6 +13,7 @@ import platform
 import shutil
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 import tomllib
@@ -85,7 +86,7 @@ class WheelFetcher:
         self._own = own.resolve() if own is not None else None
         self._index = index
         self._folder: Path | None = None
-        self._lock = threading.Lock()  # one download at a time: they share this machine's line
+        self._lock = threading.RLock()  # one download at a time: they share this machine's line
         self._found: dict[object, Sequence[Path]] = {}
         self._programs: dict[tuple[str, str], tuple[Path, str]] = {}
         self._running: subprocess.Popen[str] | None = None
@@ -129,17 +130,18 @@ class WheelFetcher:
             UnfitError, SkyctlError: as ``fetch``.
         """
         key = (target.system, target.machine)
-        if key not in self._programs:
-            if target.is_this_machine:
-                path = _own_uv()
-            else:
-                found = self.fetch(node, target, [f"uv=={version('uv')}"])
-                path = found[0].with_suffix(".program")
-                with zipfile.ZipFile(found[0]) as wheel:
-                    name = next(name for name in wheel.namelist() if name.endswith(".data/scripts/uv"))
-                    path.write_bytes(wheel.read(name))
-            self._programs[key] = path, file_digest(path)
-        return self._programs[key]
+        with self._lock:
+            if key not in self._programs:
+                path = _own_uv() if target.is_this_machine else self._unpack_uv(node, target)
+                self._programs[key] = path, file_digest(path)
+            return self._programs[key]
+
+    def _unpack_uv(self, node: str, target: WheelTarget) -> Path:
+        (found,) = self.fetch(node, target, [f"uv=={version('uv')}"])
+        path = self._place() / f"uv-{target.system}-{target.machine}"
+        with zipfile.ZipFile(found) as wheel:
+            path.write_bytes(wheel.read(f"uv-{version('uv')}.data/scripts/uv"))
+        return path
 
     def _place(self) -> Path:
         if self._folder is None:
@@ -175,7 +177,15 @@ class WheelFetcher:
             arguments += ["--no-index", "--find-links", str(self._own)]
         environment = uv_runner.uv_environment(folder, None if self._own else self._index, cpu_index)
         argv = [str(_own_uv()), "pip", "compile", "--quiet", *arguments, "--only-binary", ":all:"]
-        argv += ["--format", "pylock.toml", "--output-file", str(locked), str(listed)]
+        argv += [
+            "--python",
+            sys.executable,
+            "--format",
+            "pylock.toml",
+            "--output-file",
+            str(locked),
+            str(listed),
+        ]
         done = uv_runner.run_uv(argv, environment, on_start=self._watch)
         if done.status == uv_runner.NO_SOLUTION or (done.status and self._own is not None):
             where = f"in {self._own}" if self._own is not None else "on the package index"

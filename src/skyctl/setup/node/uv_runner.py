@@ -26,6 +26,12 @@ KEPT_LINES = 400
 NO_SOLUTION = 1
 """uv's status where packages don't fit the requirements; else the machine or its network failed."""
 DISK_FULL_ERRORS = {28, 122}  # ENOSPC, EDQUOT
+CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+)
+"""What Linux systems trust, their owners' own authorities too; uv brings certificates for the others."""
 
 _OWN_SETTINGS = re.compile(
     r"UV_((DEFAULT_)?INDEX|(EXTRA_)?INDEX_URL|INDEX_\w+_(USERNAME|PASSWORD)|FIND_LINKS|HTTP_\w+|INSECURE_HOST"
@@ -61,6 +67,8 @@ def uv_environment(
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PYTHON"))}
     found = kept | {"UV_HTTP_TIMEOUT": str(TIMEOUT_S), "UV_HTTP_RETRIES": str(RETRIES)}
+    if any(map(os.path.exists, CERTIFICATES)):
+        found["UV_SYSTEM_CERTS"] = "1"
     if index is None:
         found["UV_OFFLINE"] = "1"
     else:
