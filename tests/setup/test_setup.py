@@ -312,7 +312,7 @@ def test_interrupted_while_wheels_are_fetched(site, index, number: signal.Signal
     child = site.start("setup", "--index-url", index.url, "--push")
     assert index.wheel_asked.wait(60)
     child.send_signal(number)
-    index.go_on.set()  # after a kill, its pip ends by itself
+    index.go_on.set()  # after a kill, its uv ends by itself
     site.wait_end(child)
     assert bool(list(site.state.glob("wheels-*"))) == (number == signal.SIGKILL)
     assert site.setup("--index-url", index.url, "--push")["a"]["status"] == "made"

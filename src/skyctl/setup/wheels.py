@@ -36,6 +36,7 @@ from skyctl.setup.node import uv_runner
 
 WHEEL_FOLDER_PREFIX = "wheels-"
 """Of the folder's name in SKYCTL_HOME; the process's number follows."""
+END_TIMEOUT_S = 5.0
 GLIBC_MINORS = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
 """Of glibc 2: those that uv has a name for; newest first."""
 
@@ -100,8 +101,15 @@ class WheelFetcher:
         if self._running is not None:
             with suppress(OSError):
                 self._running.kill()
+        ended = self._lock.acquire(timeout=END_TIMEOUT_S)  # then nothing is written there any more
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if ended:
+            self._lock.release()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SkyctlError("setup was ended")
 
     def fetch(
         self,
@@ -118,6 +126,7 @@ class WheelFetcher:
         """
         key = (target, tuple(wanted), tuple(options), cpu_index)
         with self._lock:
+            self._require_open()
             if key not in self._found:
                 folder = Path(tempfile.mkdtemp(dir=self._place()))
                 self._found[key] = self._fetch(node, target, wanted, options, cpu_index, folder)
@@ -207,8 +216,7 @@ class WheelFetcher:
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
         self._running = process
-        if self._closed:
-            raise SkyctlError("setup was ended")
+        self._require_open()
 
     def _have(self, node: str, wheel: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> Path:
         """The wheel's file: the user's own, else fetched to ``path``, and what its index says it is."""
@@ -219,8 +227,7 @@ class WheelFetcher:
         try:
             with _open_url(wheel["url"], environment) as answer, path.open("wb") as file:
                 while block := answer.read(1 << 20):
-                    if self._closed:
-                        raise SkyctlError("setup was ended")
+                    self._require_open()
                     file.write(block)
                     for digest in digests.values():
                         digest.update(block)
