@@ -23,7 +23,8 @@ BRING_TIMEOUT_S = 1800.0
 OLDEST_GLIBC = "2.17"
 """Of the uv that is sent where it is not known what the node has."""
 
-# What lies there runs, so every folder on the way must be this user's or root's, and closed to others.
+# What lies there runs, so every folder on the way must be this user's or root's, and closed to others but
+# the user's own group. Whether that has other members, the setup that follows finds.
 _SCRIPT = r"""
 umask 077
 say() { printf '\nNONCE %s\n' "$1"; }
@@ -39,10 +40,11 @@ work= brought= watch=
 case "$XDG_DATA_HOME" in /*) data=$XDG_DATA_HOME ;; *) data=$HOME/.local/share ;; esac
 home=$data/skyctl/python
 mkdir -p "$home" && home=$(cd -P "$home" && pwd -P) || fail "$home can not be made"
-at=$home
+at=$home group=
+[ "$(id -gn)" != "$(id -un)" ] || group="-o -group $(id -g)"
 while :; do
     safe=$(find "$at" -prune \( -user "$(id -u)" -o -user 0 \) \
-        \( -perm -1000 -o ! -perm -0020 ! -perm -0002 \) -print)
+        \( -perm -1000 -o ! -perm -0002 \( ! -perm -0020 $group \) \) -print)
     [ -n "$safe" ] || fail "others can write to $at"
     [ "$at" = / ] && break
     at=$(dirname "$at")
