@@ -99,7 +99,7 @@ def test_tensorboard_hides_steps_that_a_later_process_does_again() -> None:
     for step in range(3):
         first.step(progress(step))
     first.close()
-    again = RunFolderSink(first.paths, first.state, pytest.fail)
+    again = FolderJournal(first.paths, first.state, pytest.fail)
     again.step(progress(1))
     again.close()
     read = EventAccumulator(str(first.paths.tensorboard))
