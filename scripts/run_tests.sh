@@ -6,6 +6,9 @@ python=$1
 marks=$2
 shift 2
 
+# Images for CI often forbid it; then each of a thousand processes compiles skyctl anew, half a second of CPU time.
+unset PYTHONDONTWRITEBYTECODE
+
 # Torch's threads sleep while they wait: else they spin, on cores that the other tests need.
 OMP_WAIT_POLICY=PASSIVE "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?

@@ -42,14 +42,17 @@ LEFT = pytest.StashKey[list[tuple[str, str]]]()
 ALL = "folder_of_all"
 """Where the processes of pytest-xdist find what one of them has made for all."""
 
+LONG = {"accelerator", "scripts", "torch", "transport"}
+"""Folders whose files take long, though none of their tests does: each starts processes that import torch."""
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: where several run at a time, none of them is the last one alone."""
+    """Files that take long come first: where several run at a time, none of them is the last one alone."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: item.path not in slow and item.path.parent.name not in LONG)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,7 +129,7 @@ def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[No
         patch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
         patch.delenv("SKYCTL_CLUSTER", raising=False)
         yield
-    left = _wait(lambda: _carrying(f"{TAG}={session_tag}".encode(), exact=False))
+    left = _wait(lambda: _carrying(f"{TAG}={session_tag}".encode(), _pids(), exact=False))
     faults = [f"process {_named(pid)}" for pid in left]
     _kill(left)
     if faults:
@@ -181,6 +184,7 @@ def _no_leaks(session_tag: str, _clean_session: None) -> Iterator[None]:
     """Fails a test that leaves a process or a ``skyctl*`` temporary file, and removes what it left."""
     tag = f"{session_tag}.{uuid.uuid4().hex[:8]}"
     files = _temporary()
+    before = set(_pids())
     children = set(_children())
     os.environ[TAG] = tag
     interrupt = signal.getsignal(signal.SIGINT)
@@ -191,7 +195,8 @@ def _no_leaks(session_tag: str, _clean_session: None) -> Iterator[None]:
         signal.signal(signal.SIGINT, interrupt)  # a command that is run in this process ends with it ignored
 
     def leaked() -> list[int]:
-        return sorted({*_carrying(f"{TAG}={tag}".encode()), *(set(_children()) - children)})
+        new = [pid for pid in _pids() if pid not in before]
+        return sorted({*_carrying(f"{TAG}={tag}".encode(), new), *(set(_children()) - children)})
 
     left = _wait(leaked)
     faults = [f"process {_named(pid)}" for pid in left]
@@ -214,10 +219,10 @@ def _wait(left: Callable[[], list]) -> list:
     return found
 
 
-def _carrying(tag: bytes, *, exact: bool = True) -> list[int]:
-    """Processes other than this one with the tag in their environment; none where there is no /proc."""
+def _carrying(tag: bytes, pids: list[int], *, exact: bool = True) -> list[int]:
+    """Those of these processes, other than this one, that have the tag in their environment."""
     found = []
-    for pid in _pids():
+    for pid in pids:
         if pid == os.getpid():
             continue
         variables = _read(pid, "environ").split(b"\0")
@@ -248,7 +253,8 @@ def _counts(pid: int) -> bool:
 
 
 def _pids() -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
+    """None where there is no /proc."""
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()] if PROC.is_dir() else []
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -1,7 +1,8 @@
 """Thousands of damaged files through the commands themselves: a message and an exit code, whatever they hold.
 
-``SKYCTL_FUZZ`` sets how many in all (default 10 000); case N is the same file each time. A case that fails
-is kept in the test's folder, and its seed is in the message.
+``SKYCTL_FUZZ`` sets how many in all (default 10 000); case N is the same file each time. Of those that take
+long, CI tries a third and ``make matrix`` the others. A case that fails is kept in the test's folder, and its
+seed is in the message.
 """
 
 from __future__ import annotations
@@ -90,13 +91,28 @@ def check(*words: str) -> None:
 
 
 Act = Callable[[Path, random.Random], None]
+sampled = pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(lambda number: number % 3 == 0, id="a third"),
+        pytest.param(lambda number: number % 3 != 0, id="the others", marks=pytest.mark.matrix),
+    ],
+)
 
 
-def each(kind: str, tmp_path: Path, suffix: str, write: Callable[[random.Random], bytes], act: Act) -> None:
-    """Does it with a file a case, watched; what fails is kept, and told with its seed."""
+def each(
+    kind: str,
+    tmp_path: Path,
+    suffix: str,
+    write: Callable[[random.Random], bytes],
+    act: Act,
+    of: Callable[[int], bool] | None = None,
+) -> None:
+    """Does it with a file a case (of these numbers), watched; what fails is kept, and told with its seed."""
     path = tmp_path / f"case{suffix}"
     faults = []
-    for number in range(max(1, round(CASES * SHARES[kind]))):
+    cases = range(max(1, round(CASES * SHARES[kind])))
+    for number in [number for number in cases if of is None or of(number)]:
         rng = random.Random(f"{kind}/{number}")
         path.write_bytes(write(rng))
         try:
@@ -141,7 +157,8 @@ def as_yaml(document: Any) -> bytes:
 
 
 @pytest.mark.slow
-def test_inventories(tmp_path: Path) -> None:
+@sampled
+def test_inventories(tmp_path: Path, of: Callable[[int], bool]) -> None:
     def write(rng: random.Random) -> bytes:
         if rng.random() < 0.3:
             return mutate.bytewise(samples.INVENTORY_TEXT, rng, rng.choice([1, 2, 6]))
@@ -152,11 +169,12 @@ def test_inventories(tmp_path: Path) -> None:
         limit = rng.choice([(), ("--limit", "all"), ("--limit", "fast,!laptop"), ("--limit", "")])
         check("check", "-c", str(path), "--dry-run", "--json", *limit)
 
-    each("inventory", tmp_path, ".yaml", write, act)
+    each("inventory", tmp_path, ".yaml", write, act, of)
 
 
 @pytest.mark.slow
-def test_problems(tmp_path: Path) -> None:
+@sampled
+def test_problems(tmp_path: Path, of: Callable[[int], bool]) -> None:
     originals = [samples.problem(), samples.repeated(), samples.problem(2)]
 
     def write(rng: random.Random) -> bytes:
@@ -170,21 +188,23 @@ def test_problems(tmp_path: Path) -> None:
         words = ("--strategy", strategy) if "--assign" not in more else ()
         check("plan", "--problem", str(path), "--time-limit", "0.1", "--json", *words, *more)
 
-    each("problem", tmp_path, ".json", write, act)
+    each("problem", tmp_path, ".json", write, act, of)
 
 
 @pytest.mark.slow
-def test_plans(tmp_path: Path) -> None:
+@sampled
+def test_plans(tmp_path: Path, of: Callable[[int], bool]) -> None:
     originals = samples.plans()
 
     def write(rng: random.Random) -> bytes:
         return damaged(rng.choice(originals), rng)
 
-    each("plan", tmp_path, ".json", write, lambda path, _: check("verify", str(path), "--json"))
+    each("plan", tmp_path, ".json", write, lambda path, _: check("verify", str(path), "--json"), of)
 
 
 @pytest.mark.slow
-def test_profiles(tmp_path: Path) -> None:
+@sampled
+def test_profiles(tmp_path: Path, of: Callable[[int], bool]) -> None:
     from skyctl.workload.shipped_files import digest_workload
     from skyctl.workload.workload_spec import make_spec
 
@@ -211,7 +231,7 @@ def test_profiles(tmp_path: Path) -> None:
         strategy = rng.choice(["even", "heuristic", "optimal"])
         check(*words, "--profile", str(path), "--strategy", strategy)
 
-    each("profile", tmp_path, ".json", lambda rng: damaged(original, rng), act)
+    each("profile", tmp_path, ".json", lambda rng: damaged(original, rng), act, of)
 
 
 def test_checkpoint_headers(tmp_path: Path) -> None:

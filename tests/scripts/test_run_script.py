@@ -475,8 +475,8 @@ def test_detached_it_is_balanced_first(here: Skyctl) -> None:
 
 
 def test_a_launcher_killed_in_a_trial_has_it_begun_anew(here: Skyctl) -> None:
-    (here.folder / "train.py").write_text(UNEQUAL.replace("range(40)", "range(60)"))
-    child = here.start("run", "--balance", "50", "--output", "kept", "train.py", "{share:15}")
+    (here.folder / "train.py").write_text(UNEQUAL.replace("range(40)", "range(30)"))
+    child = here.start("run", "--balance", "20", "--output", "kept", "train.py", "{share:15}")
     until(lambda: '"event": "step"' in events(here), lambda: child.text)
     child.kill()
     done = here.run("attach", "-y")

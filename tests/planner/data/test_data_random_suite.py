@@ -22,8 +22,8 @@ SEED = 22_000
 
 
 def tens_of(make, count):
-    """A third of them every day: together they take long."""
-    return [pytest.param(make, i, marks=pytest.mark.slow if i % 3 else ()) for i in range(count)]
+    """A third of them in CI; ``make matrix`` takes all."""
+    return [pytest.param(make, i, marks=pytest.mark.matrix if i % 3 else ()) for i in range(count)]
 
 
 @pytest.mark.parametrize(
