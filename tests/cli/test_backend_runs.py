@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.commands import run_briefly
 
 NODES = (
     "name: two\nnodes:\n"
@@ -32,16 +30,7 @@ def call(folder: Path) -> Call:
     (folder / "cluster.yaml").write_text(NODES)
 
     def run(*words: str) -> tuple[dict[str, Any], str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "skyctl", *words, "--json"],
-            cwd=folder,
-            env={**os.environ, "SKYCTL_HOME": str(folder / "state")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = run_briefly(folder, *words, "--json", SKYCTL_HOME=str(folder / "state"))
         assert done.returncode == 0, done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         return document, " ".join(done.stderr.split())

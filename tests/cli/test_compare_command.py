@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.commands import run_in
+from tests.helpers.commands import run_briefly
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = """
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
     """The folder of the results, the document, and what stood on stderr."""
-    done = run_in(
+    done = run_briefly(
         folder, "compare", str(folder / "train.py"), "--measure", "--trace", "--steps", "3", "--strategy",
         "even,alone,optimal", "--microbatches", "2,4", "--nodes", "1..N", "--validate-every", "2",
         "-o", "out", "--json", SKYCTL_HOME=str(folder / "state"),
@@ -116,7 +116,7 @@ def test_progress_says_how_each_run_ended(compared: tuple[Path, dict[str, Any], 
 
 def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
     for words in (("--microbatches", "4,x"), ("--nodes", "3..2"), ("--validate-every", "2")):
-        done = run_in(folder, "compare", "train.py", *words, SKYCTL_HOME=str(folder / "state"))
+        done = run_briefly(folder, "compare", "train.py", *words, SKYCTL_HOME=str(folder / "state"))
         assert done.returncode == 2
         assert words[0] in done.stderr
 
@@ -158,11 +158,11 @@ def test_owners_that_may_make_fewer_steps_are_not_compared(
 def test_owners_are_run_beside_an_average_after_every_step(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     home = str(tmp_path / "state")
-    assert run_in(tmp_path, "init", "--local", "2", SKYCTL_HOME=home).returncode == 0
+    assert run_briefly(tmp_path, "init", "--local", "2", SKYCTL_HOME=home).returncode == 0
     words = ("compare", "train.py", "--microbatches", "4", "--local-steps", "2", "--owners", "all")
-    done = run_in(tmp_path, *words, "--strategy", "alone", SKYCTL_HOME=home)
+    done = run_briefly(tmp_path, *words, "--strategy", "alone", SKYCTL_HOME=home)
     assert (done.returncode, "with --owners none may" in " ".join(done.stderr.split())) == (2, True)
-    done = run_in(
+    done = run_briefly(
         tmp_path, *words, "--measure", "--steps", "3", "--strategy", "alone,optimal", "-o", "out", "--json",
         SKYCTL_HOME=home,
     )  # fmt: skip
@@ -182,8 +182,8 @@ def test_owners_are_run_beside_an_average_after_every_step(tmp_path: Path) -> No
 def test_rounds_are_run_beside_the_synchronous_plan(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     home = str(tmp_path / "state")
-    assert run_in(tmp_path, "init", "--local", "2", SKYCTL_HOME=home).returncode == 0
-    done = run_in(
+    assert run_briefly(tmp_path, "init", "--local", "2", SKYCTL_HOME=home).returncode == 0
+    done = run_briefly(
         tmp_path, "compare", "train.py", "--measure", "--steps", "3", "--strategy", "alone,optimal",
         "--microbatches", "4", "--local-steps", "2", "-o", "out", "--json", SKYCTL_HOME=home,
     )  # fmt: skip

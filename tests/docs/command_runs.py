@@ -55,10 +55,10 @@ ELSEWHERE = {
     "make test-all": (".ci/run", "make test-all"),
     "make docs": ("Makefile", "mkdocs build --strict --quiet"),  # in `make check`
     "skyctl --install-completion": ("tests/cli/test_completion.py", "--install-completion"),
-    "skyctl probe train.py": ("tests/faults/conftest.py", 'self.run("probe", "train.py"'),
+    "skyctl probe train.py": ("tests/faults/test_dtypes.py", 'here.run("probe", "train.py"'),
     "skyctl launch plan.json --steps 500": ("tests/faults/test_runs.py", '"launch", "plan.json", "--steps"'),
     "skyctl launch gpt:layers=12,hidden=256,heads=8,context=128 --steps 500": (
-        "tests/faults/test_recipe.py",
+        "tests/faults/test_dtypes.py",
         'here.run("launch", GPT',
     ),
     "skyctl launch train.py,width=512,depth=4 --steps 500": (
@@ -105,10 +105,6 @@ ELSEWHERE = {
     " --warmup-steps 50 --clip-norm 1 --validate-every 100": ("tests/faults/test_recipe.py", "--lr-schedule"),
     "skyctl compare gpt:layers=4,hidden=128,heads=4,context=64 --measure --steps 20": MAIN_JOB,
 }
-
-
-APART = ("check", "probe", "launch", "compare", "attach")
-"""These start processes, so they have one of their own; the others are run in the test's."""
 
 
 def small(words: list[str]) -> list[str]:

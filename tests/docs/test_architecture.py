@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from ..helpers.commands import run_briefly
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
@@ -20,10 +20,7 @@ def test_a_layers_seconds_can_be_followed(tmp_path: Path) -> None:
     assert block is not None
     for line in block[1].replace("\\\n", "").splitlines():
         words = shlex.split(line)[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "skyctl", *words, *(["--json", "-y"] if words[0] == "launch" else [])],
-            cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
+        done = run_briefly(tmp_path, *words, *(["--json", "-y"] if words[0] == "launch" else []))
         assert done.returncode == 0, done.stderr
     profile, plan = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("profile", "plan"))
     attention = profile["devices"][0]["timings"][1]["forward_s"]

@@ -15,7 +15,7 @@ from tests.docs.documented_commands import ROOT, Shown, command_of, inline, opti
 
 from skyctl.cli.examples import EXAMPLES
 
-from ..helpers.commands import run_here
+from ..helpers.commands import brief_probes, run_here
 
 COMMANDS = shown()
 CLUSTER = """\
@@ -116,17 +116,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         monkeypatch.setenv(name, str(folder / where))
 
     def call(*words: str) -> tuple[int, str]:
-        if words[0] in runs.APART:
-            done = subprocess.run(
-                [sys.executable, "-m", "skyctl", *words],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=200,
-                check=False,
-            )
-            return done.returncode, done.stdout + done.stderr
-        ran = run_here(capsys, *words)
+        with brief_probes():
+            ran = run_here(capsys, *words)
         return ran.returncode, ran.stdout + ran.stderr
 
     return call

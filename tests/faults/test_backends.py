@@ -39,7 +39,7 @@ STEPS = 40
 def three(another: Callable[..., Any]) -> Any:
     made = another(*forms.NODES)
     made.train(train_py(0.004, forms.LAYERS))
-    made.run("probe", "train.py", *forms.SIZES, "--links", "none", code=0)
+    made.probe_briefly("train.py", *forms.SIZES, "--links", "none")
     return made
 
 
@@ -77,7 +77,7 @@ def test_over_gloo_a_rank_is_killed_and_then_a_connection_cut(three: Any) -> Non
     """Each ends its attempt with both ends' nodes named, and the next goes on with the same losses."""
     plan = planned(three, "hybrid")
     words = (plan.name, "--steps", str(STEPS), "--backend", "gloo", "--json", "--checkpoint-every")
-    losses = losses_of(three.run("launch", *words, "0", code=0))
+    losses = losses_of(three.run_inside("launch", *words, "0", code=0))
     run = launch(three, *words, "5").wait_for(8)
     os.kill(run.rank("n2"), signal.SIGKILL)
     run.begins(2).wait_for(16)
@@ -107,7 +107,7 @@ def test_over_gloo_a_ring_goes_round_in_any_order(three: Any) -> None:
     losses = []
     for name in ("ring.json", "turned.json"):
         (three.folder / "turned.json").write_text(json.dumps(made))
-        done = three.run(
+        done = three.run_inside(
             "launch", name, "--steps", "3", "--backend", "gloo", "--max-restarts", "0", "--json", code=0
         )
         losses.append(losses_of(done))

@@ -129,7 +129,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     lines = "".join(node.format(name=name) for name in "abcd")
     (made.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
     made.train(TRAIN)
-    made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    made.probe_briefly("train.py", *SIZES, "--links", "none")
     for name, form in PLANS.items():
         made.run_inside("plan", "train.py", *SIZES, *form, "-o", f"{name}.json")
     for name, pipelines in HYBRIDS.items():
@@ -144,7 +144,7 @@ def nodes(another: Callable[..., Any]) -> Any:
 def losses(nodes: Any) -> list[float]:
     """Of a run that nothing happens to, and that writes no checkpoints."""
     calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
-    return losses_of(nodes.run("launch", "four.json", *calm, code=0))
+    return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
 
 
 @pytest.fixture(autouse=True)
@@ -273,7 +273,7 @@ def test_a_rank_of_a_hybrid_is_killed(nodes: Any, losses: list[float], node: str
 
 @pytest.mark.slow
 def test_a_dry_run_of_a_hybrid_says_who_takes_what(nodes: Any) -> None:
-    told = nodes.run("launch", "hybrid.json", "--dry-run", "--steps", "9", code=0).stdout
+    told = nodes.run_inside("launch", "hybrid.json", "--dry-run", "--steps", "9", code=0).stdout
     assert (
         "rank 1 on b/cpu:0: pipeline 0, layers 3–7, 3 of 4 microbatches (1f1b, 1 in flight), 9 steps" in told
     )
@@ -350,7 +350,7 @@ def test_a_run_with_a_helper_is_taken_over_and_stopped(nodes: Any, losses: list[
     long = ("--steps", "1000", "--checkpoint-every", "1000")  # it would end by itself before it is stopped
     run = nodes.launch("three.json", *long).wait_for(9)
     run.child.kill()
-    [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+    [stopped] = json.loads(nodes.run_inside("stop", run.id, "--json", code=0).stdout)["runs"]
     assert stopped["status"] == "stopped"
     run.is_stopped()
     run.loses(run.steps, losses)
@@ -365,16 +365,16 @@ def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any) 
     kept = [0]
     for plan, steps in (("pipeline", "2000"), ("four", "10")):
         run.more(7)
-        [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+        [stopped] = json.loads(nodes.run_inside("stop", run.id, "--json", code=0).stdout)["runs"]
         assert stopped["status"] == "stopped"
         run.is_stopped()
         kept.append(run.state["checkpoint"])
         words = ("--resume", run.id, "--steps", steps, "--ignore-changes", "--detach")
-        nodes.run("launch", f"{plan}.json", *words, code=0)
+        nodes.run_inside("launch", f"{plan}.json", *words, code=0)
     run.attach()
     run.end()
     calm = ("--steps", str(kept[-1] + 10), "--checkpoint-every", "0", "--json")
-    losses = losses_of(nodes.run("launch", "four.json", *calm, code=0))
+    losses = losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
     run.is_as(losses, 3)
     assert len(run.steps) == len(losses)
     assert [attempt["from_step"] for attempt in run.state["attempts"]] == kept
@@ -386,10 +386,12 @@ def test_any_form_goes_on_from_any_others_checkpoint(nodes: Any, losses: list[fl
     """Four holders, a pipeline of three nodes, two hybrids, two holders: each some steps of one run."""
     part = STEPS // 5
     words = ("--checkpoint-every", str(EVERY), "--ignore-changes", "--json")
-    done = nodes.run("launch", "four.json", "--steps", str(part), *words, code=0)
+    done = nodes.run_inside("launch", "four.json", "--steps", str(part), *words, code=0)
     run_id = Path(json.loads(done.stdout)["weights"]).parent.name
     for plan in ("pipeline", "hybrid", "mixed", "two"):
-        done = nodes.run("launch", f"{plan}.json", "--resume", run_id, "--steps", str(part), *words, code=0)
+        done = nodes.run_inside(
+            "launch", f"{plan}.json", "--resume", run_id, "--steps", str(part), *words, code=0
+        )
     assert losses_of(done) == pytest.approx(losses[: 5 * part], rel=1e-5)
     assert left_of_state(nodes.state) == []
 

@@ -61,7 +61,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     text = f"{TRAIN[:start]}{SUM}\n\n{TRAIN[stop:]}"
     counted = "        self.count = getattr(self, 'count', 0) + 1\n        die_if_asked('die', self.count)\n"
     made.train(text.replace("        time.sleep(0.01)\n", f"        time.sleep(0.01)\n{counted}"))
-    made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    made.probe_briefly("train.py", *SIZES, "--links", "none")
     for name, shares in {"four": ("a=1,b=1,c=1,d=1",), "three": ("a=2,b=1,c=1", "--helper", "d")}.items():
         words = ("plan", "train.py", *SIZES, *DELAYED, "--assign", *shares, "-o", f"{name}.json")
         made.run_inside(*words)
@@ -78,7 +78,7 @@ def nodes(another: Callable[..., Any]) -> Any:
 @pytest.fixture(scope="module")
 def losses(nodes: Any) -> list[float]:
     calm = ("--steps", str(STEPS), "--checkpoint-every", str(EVERY), "--json")
-    return losses_of(nodes.run("launch", "four.json", *calm, code=0))
+    return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_a_delay_changes_what_is_trained(nodes: Any, losses: list[float]) -> Non
     plain = json.loads((nodes.folder / "four.json").read_text())
     del plain["problem"]["rhythm"]
     (nodes.folder / "plain.json").write_text(json.dumps(plain))
-    undelayed = losses_of(nodes.run("launch", "plain.json", *words, code=0))
+    undelayed = losses_of(nodes.run_inside("launch", "plain.json", *words, code=0))
     assert undelayed[:3] == losses[:3], "the fourth step is the first without the gradients of the third"
     assert undelayed != pytest.approx(losses, rel=1e-4)
     assert left_of_state(nodes.state) == []
@@ -192,12 +192,12 @@ def test_a_stopped_run_ends_with_one_step_for_all_and_goes_on(nodes: Any, plan: 
         run.child.interrupt()
         run.end(130)
     else:
-        [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+        [stopped] = json.loads(nodes.run_inside("stop", run.id, "--json", code=0).stdout)["runs"]
         assert stopped["status"] == "stopped"
     run.is_stopped()
     done = run.state["step"]
     words = ("--resume", run.id, "--steps", "3", "--checkpoint-every", "1000", "--ignore-changes", "--json")
-    again = json.loads(nodes.run("launch", f"{plan}.json", *words, code=0).stdout)
+    again = json.loads(nodes.run_inside("launch", f"{plan}.json", *words, code=0).stdout)
     assert [one["step"] for one in again["steps"]][-1] == done + 2
     assert left_of_state(nodes.state) == []
 

@@ -78,7 +78,7 @@ def losses(talking: Any) -> list[float]:
     """Of a run that nothing happens to."""
     calm = ("plan.json", "--steps", str(STEPS), "--ignore-changes", "--json")
     talking.env["PAUSE_S"] = PAUSE_S
-    return losses_of(talking.run("launch", *calm, code=0))
+    return losses_of(talking.run_inside("launch", *calm, code=0))
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def here(talking: Any) -> Iterator[Any]:
     talking.env["PAUSE_S"] = LONG_S
     yield talking
     if of_state(talking.state):
-        talking.run("stop", "--all", "--now")
+        talking.run_inside("stop", "--all", "--now", code=None)
     talking.end()
 
 
 def ps(here: Any, *more: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(here.run("ps", "--json", *more, code=0).stdout)["runs"]
+    found: list[dict[str, Any]] = json.loads(here.run_inside("ps", "--json", *more, code=0).stdout)["runs"]
     return found
 
 
@@ -115,7 +115,7 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
     found = of(here, run)
     assert (found["status"], found["supervised"]) == ("running", "alive")
     assert found["supervisor"]["attached"] is False
-    assert run.id in here.run("ps").stdout
+    assert run.id in here.run_inside("ps", code=None).stdout
     logs = here.run_inside("logs", run.id[-4:], "--rank", "0", "-n", "3")
     assert [line.startswith("forward ") for line in logs.stdout.splitlines()] == [True] * 3
     assert "[0 fast] forward" in here.run_inside("logs", "--rank", "fast").stdout
@@ -127,13 +127,13 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
     viewer.end(143)
     follower = here.start("logs", "-f", "-n", "0", "--rank", "0")
     run.until(lambda: "forward" in follower.out)
-    (ended,) = json.loads(here.run("stop", "--json", code=0).stdout)["runs"]
+    (ended,) = json.loads(here.run_inside("stop", "--json", code=0).stdout)["runs"]
     assert (ended["status"], ended["already"]) == ("stopped", False)
     run.is_stopped()
     assert ended["checkpoint"] == run.state["step"]
     assert follower.end().stdout.startswith("forward ")
     assert left_of_state(here.state) == []
-    again = here.run("stop", run.id)
+    again = here.run_inside("stop", run.id, code=None)
     assert (again.returncode, "had ended" in again.stdout) == (0, True)
 
 
@@ -163,7 +163,7 @@ def test_a_killed_launcher_is_followed_without_a_gap(here: Any, losses: list[flo
 def test_a_killed_launcher_and_then_stop(here: Any, more: tuple[str, ...]) -> None:
     run = here.launch(*LONG).wait_for(3)
     run.child.kill()
-    here.run("stop", *more, code=0)
+    here.run_inside("stop", *more, code=0)
     run.is_stopped(kept=not more)
     assert run.state["supervisor"] is None
     assert left_of_state(here.state) == []
@@ -189,7 +189,7 @@ def test_a_frozen_agent_is_not_forgotten_when_its_node_is_back(here: Any) -> Non
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-    here.run("stop", run.id, code=0)
+    here.run_inside("stop", run.id, code=0)
     run.is_stopped(kept=False)
     assert left_of_state(here.state) == []
 
@@ -227,7 +227,7 @@ def test_the_terminal_is_closed(here: Any) -> None:
     assert (found["status"], found["supervised"]) == ("running", "alive")
     assert found["supervisor"]["pid"] != run.child.process.pid
     run.more(1)
-    assert here.run("stop", "--now").returncode == 0
+    assert here.run_inside("stop", "--now", code=None).returncode == 0
     assert left_of_state(here.state) == []
 
 

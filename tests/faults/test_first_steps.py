@@ -17,7 +17,7 @@ SIZES = ("--batch-size", "8", "--microbatches", "4")
 
 @pytest.mark.slow
 def test_a_device_with_half_of_its_times_in_the_profile_is_named_after_ten_steps(here: Here) -> None:
-    here.run("probe", "train.py", *SIZES, code=0)
+    here.run_inside("probe", "train.py", *SIZES, code=0)
     (path,) = (here.state / "profiles").rglob("*.json")
     profile = json.loads(path.read_text())
     for one in profile["devices"]:  # whatever else ran while it was measured: the interval is to be narrow
@@ -44,7 +44,7 @@ def test_a_device_with_half_of_its_times_in_the_profile_is_named_after_ten_steps
     assert part["seen_s"] > 1.5 * part["predicted_s"]
     assert first["measured_s"] > first["interval"]["high_s"]
     assert kept() == [("fast/cpu:0", None, first["steps"])]
-    here.run("stop", run.id, "--now", code=0)
+    here.run_inside("stop", run.id, "--now", code=0)
     run.end(130)
     assert left_of_state(here.state) == []
     (said,) = [one for one in run.told().splitlines() if "note: steps take" in one]

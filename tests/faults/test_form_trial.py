@@ -41,7 +41,7 @@ RUN = ("launch", "train.py", *SIZES, "--parallel", "auto", "--steps", "340", "--
 def hardly_known(here: Here) -> None:
     """Probes, and has the profile say that layers' times were all over the place."""
     here.train(TRAIN)
-    here.run("probe", "train.py", *SIZES, code=0)
+    here.probe_briefly("train.py", *SIZES)
     (path,) = (here.state / "profiles").rglob("*.json")
     profile = json.loads(path.read_text())
     for device in profile["devices"]:
@@ -60,7 +60,7 @@ def made(here: Here) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 @pytest.mark.slow
 def test_the_form_with_the_shortest_measured_step_is_trained(here: Here) -> None:
     hardly_known(here)
-    done = here.run(*RUN, code=0)
+    done = here.run_inside(*RUN, code=0)
     assert "predictions can't tell" in done.stdout
     plan, seen = made(here)
     measured = {one["parallel"]: one["measured_s"] for one in plan["forms"] if one["measured_s"]}
@@ -77,7 +77,7 @@ def test_the_form_with_the_shortest_measured_step_is_trained(here: Here) -> None
 )
 def test_without_a_trial_the_prediction_chooses(here: Here, more: tuple[str, ...], said: str) -> None:
     hardly_known(here)
-    done = here.run(*RUN, *more, code=0)
+    done = here.run_inside(*RUN, *more, code=0)
     assert "none of them is tried" in done.stderr
     assert said in done.stderr
     plan, seen = made(here)
@@ -92,7 +92,7 @@ def test_whoever_takes_a_run_over_hears_nothing_of_its_trials(here: Here) -> Non
     words = (*RUN[:steps], "100000", *RUN[steps + 1 :])
     done = here.run(*words, "--detach", code=0)
     assert "predictions can't tell" in done.stdout
-    here.run("stop", code=0)
+    here.run_inside("stop", code=0)
     (log,) = (here.state / "runs").glob("*/supervisor.log")
     assert "warning" not in log.read_text()
     assert left_of_state(here.state) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from skyctl.checkpoint.node import safetensors
 
+from ..helpers.commands import brief_probes
 from ..helpers.processes import left_of_state
 from ..helpers.runs import losses_of
 
@@ -24,29 +25,36 @@ FIRST, MORE = 6, 4
 def three(another: Callable[..., Any]) -> Any:
     """Three nodes: plan.json uses the first two, other.json the last two with another cut."""
     made = another("a", "b", "c")
-    made.run("probe", GPT, *SIZES, "--links", "none", code=0)
+    made.probe_briefly(GPT, *SIZES, "--links", "none")
     for name, assigned in (("plan", "a=0:3,b=3:6"), ("other", "b=0:2,c=2:6")):
         made.run_inside("plan", GPT, *SIZES, "--assign", assigned, "-o", f"{name}.json")
     return made
+
+
+@pytest.fixture(autouse=True)
+def _briefly() -> Iterator[None]:
+    """What is trained of weights alone is probed and planned anew."""
+    with brief_probes():
+        yield
 
 
 @pytest.fixture(scope="module")
 def at_once(three: Any) -> dict[str, Any]:
     """The measurement of a run of all the steps."""
     words = ("launch", "plan.json", "--steps", str(FIRST + MORE), "--ignore-changes", "--json")
-    found: dict[str, Any] = json.loads(three.run(*words, code=0).stdout)
+    found: dict[str, Any] = json.loads(three.run_inside(*words, code=0).stdout)
     return found
 
 
 def first_day(three: Any, *words: str) -> tuple[str, Path]:
     """The id and the folder of a run that has ended well after its first steps."""
     said = ("launch", "plan.json", "--steps", str(FIRST), "--ignore-changes", "--json", *words)
-    folder = Path(json.loads(three.run(*said, code=0).stdout)["weights"]).parent
+    folder = Path(json.loads(three.run_inside(*said, code=0).stdout)["weights"]).parent
     return folder.name, folder
 
 
 def resume(three: Any, *words: str) -> Any:
-    done = three.run("launch", *words, "--steps", str(MORE), "--ignore-changes", "--json", code=0)
+    done = three.run_inside("launch", *words, "--steps", str(MORE), "--ignore-changes", "--json", code=0)
     assert f"going on after step {FIRST}: {MORE} more, to {FIRST + MORE}" in done.stderr
     return done
 
@@ -64,7 +72,7 @@ def test_on_the_same_cut_bit_for_bit_until_its_checkpoint_is_removed(
     assert f"skyctl launch --resume {run_id} --steps MORE" in done.stderr
 
     # without RUN the newest is meant, and it is said which
-    listed = three.run("checkpoint", "ls", "--json", code=0)
+    listed = three.run_inside("checkpoint", "ls", "--json", code=0)
     assert f"run {run_id}" in listed.stderr
     assert [(one["step"], one["whole"]) for one in json.loads(listed.stdout)["steps"]] == [
         (FIRST + MORE, True)
@@ -74,9 +82,18 @@ def test_on_the_same_cut_bit_for_bit_until_its_checkpoint_is_removed(
     for given in (("--batch-size", "16"), ("--lr-schedule", "cosine")):
         refused = three.run_inside("launch", *more, *given, code=None)
         complains(refused, 2, " ".join(given), f"skyctl launch {GPT} --init-from {run_id}")
-    complains(three.run("launch", "--resume", run_id), 2, f"skyctl launch --resume {run_id} --steps MORE")
-    three.run("checkpoint", "rm", run_id, "-y", code=0)
-    complains(three.run("launch", *more), 2, "has no checkpoint", f"skyctl launch {GPT} --init-from {run_id}")
+    complains(
+        three.run_inside("launch", "--resume", run_id, code=None),
+        2,
+        f"skyctl launch --resume {run_id} --steps MORE",
+    )
+    three.run_inside("checkpoint", "rm", run_id, "-y", code=0)
+    complains(
+        three.run_inside("launch", *more, code=None),
+        2,
+        "has no checkpoint",
+        f"skyctl launch {GPT} --init-from {run_id}",
+    )
     assert left_of_state(three.state) == []
 
 
@@ -87,7 +104,9 @@ def test_on_other_nodes_with_another_cut(three: Any, at_once: dict[str, Any]) ->
     assert losses_of(done) == pytest.approx([step["loss"] for step in at_once["steps"]], rel=1e-5)
     second = json.loads((folder / "state.json").read_text())["attempts"][1]
     assert (second["from_step"], second["devices"]) == (FIRST, ["b/cpu:0", "c/cpu:0"])
-    again = three.run("launch", "--resume", run_id, "--steps", "1", "--ignore-changes", "--json", code=0)
+    again = three.run_inside(
+        "launch", "--resume", run_id, "--steps", "1", "--ignore-changes", "--json", code=0
+    )
     assert [one["device"] for one in json.loads(again.stdout)["replicas"]] == ["b/cpu:0", "c/cpu:0"]
     assert left_of_state(three.state) == []
 
@@ -101,9 +120,9 @@ def test_without_the_nodes_that_have_it_nothing_is_begun_anew(
     left = [line for line in text.splitlines(keepends=True) if '"a"' not in line]
     (three.folder / "left.yaml").write_text("".join(left))
     words = ("launch", "other.json", "--resume", run_id, "--steps", str(MORE), "--ignore-changes")
-    done = three.run(*words, "-c", "left.yaml")
+    done = three.run_inside(*words, "-c", "left.yaml", code=None)
     complains(done, 1, "no checkpoint of run", "its nodes a are not connected", "skyctl checkpoint ls")
-    done = three.run("launch", "--resume", run_id, "--ignore-changes", "-c", "cluster.yaml", code=0)
+    done = three.run_inside("launch", "--resume", run_id, "--ignore-changes", "-c", "cluster.yaml", code=0)
     assert json.loads((folder / "state.json").read_text())["status"] == "done"
 
 
@@ -112,7 +131,7 @@ def test_from_weights_alone_with_twice_the_batch(three: Any, complains: Callable
     run_id, folder = first_day(three)
     twice = ("launch", GPT, "--batch-size", "16", "--microbatches", "4", "--strategy", "even", "--json")
     still = ("--steps", "1", "--learning-rate", "1e-12", "--checkpoint-every", "0")
-    done = three.run(*twice, *still, "--init-from", run_id, code=0)
+    done = three.run_inside(*twice, *still, "--init-from", run_id, code=0)
     weights = Path(json.loads(done.stdout)["weights"])
     known = json.loads((weights.parent / "state.json").read_text())["init_from"]
     assert (known["path"], known["run"]) == (str(folder / "weights.safetensors"), run_id)
@@ -121,10 +140,10 @@ def test_from_weights_alone_with_twice_the_batch(three: Any, complains: Callable
         torch.testing.assert_close(tensor, trained[name], rtol=0, atol=1e-9)
 
     # as a plain state dict of torch's, there and back
-    three.run("checkpoint", "export", run_id, "-o", "w.pt", code=0)
+    three.run_inside("checkpoint", "export", run_id, "-o", "w.pt", code=0)
     plain = torch.load(three.folder / "w.pt", weights_only=True)
     assert all(torch.equal(plain[name], tensor) for name, tensor in trained.items())
-    again = three.run(*twice, *still, "--init-from", "w.pt", code=0)
+    again = three.run_inside(*twice, *still, "--init-from", "w.pt", code=0)
     assert losses_of(again) == losses_of(done)
 
     smaller = ("launch", GPT.replace("layers=2", "layers=1"), "--steps", "1", "--init-from")
@@ -144,10 +163,10 @@ def test_a_run_that_was_stopped_gives_its_newest_checkpoint(three: Any) -> None:
     run.end(130)
     at = run.state["checkpoint"]
     words = ("launch", "plan.json", "--steps", "1", "--ignore-changes", "--init-from", run.id, "--json")
-    done = three.run(*words, code=0)
+    done = three.run_inside(*words, code=0)
     state = json.loads((Path(json.loads(done.stdout)["weights"]).parent / "state.json").read_text())
     assert (state["init_from"]["run"], state["init_from"]["step"]) == (run.id, at)
-    three.run("checkpoint", "export", run.id, "-o", "stopped.safetensors", code=0)
+    three.run_inside("checkpoint", "export", run.id, "-o", "stopped.safetensors", code=0)
     assert (three.folder / "stopped.safetensors").read_bytes() == Path(
         state["init_from"]["path"]
     ).read_bytes()

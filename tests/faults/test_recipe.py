@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..helpers.commands import brief_probes
+
 GPT = "gpt:layers=1,hidden=16,heads=2,context=16"
 
 
@@ -14,8 +16,9 @@ GPT = "gpt:layers=1,hidden=16,heads=2,context=16"
 def test_a_bfloat16_run_with_clipping_schedule_and_validation(here) -> None:
     options = ("--batch-size", "8", "--microbatches", "4", "--strategy", "even", "--dtype", "bfloat16")
     recipe = ("--clip-norm", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "1", "--validate-every", "2")
-    done = here.run("launch", GPT, *options, *recipe, "--validate-batches", "2", "--steps", "5", "--json")
-    assert done.returncode == 0, done.stderr
+    asked = (*options, *recipe, "--validate-batches", "2", "--steps", "5")
+    with brief_probes():
+        done = here.run_inside("launch", GPT, *asked, "--json")
     measured = json.loads(done.stdout)
     assert [v["step"] for v in measured["validation"]] == [1, 3, 4]
     assert " · validation " in done.stderr
@@ -39,7 +42,7 @@ def test_bad_recipes_are_bad_usage(here) -> None:
         ("defines no validation()", ("train.py", "--validate-every", "2")),
         ("'steps' is not one of constant, linear, cosine", ("train.py", "--lr-schedule", "steps")),
     ):
-        done = here.run("launch", *options)
+        done = here.run_inside("launch", *options, code=None)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
 
@@ -84,13 +87,13 @@ def metrics(outputs, targets):
 def test_a_script_with_arguments_groups_its_own_rates_and_metrics(here) -> None:
     here.train(OWN)
     options = ("--batch-size", "8", "--microbatches", "4", "--strategy", "even")
-    done = here.run("launch", "train.py", *options, "--steps", "4", "--dry-run")
+    done = here.run_inside("launch", "train.py", *options, "--steps", "4", "--dry-run", code=None)
     assert (done.returncode, "model() needs width" in done.stderr) == (2, True), done.stderr
     asked = ("launch", "train.py,width=16", *options, "--steps", "4", "--validate-every", "2")
-    refused = here.run(*asked, "--warmup-steps", "1")
+    refused = here.run_inside(*asked, "--warmup-steps", "1", code=None)
     assert (refused.returncode, "defines lr_scheduler(), and --warmup-steps 1" in refused.stderr) == (2, True)
-    done = here.run(*asked, "--json")
-    assert done.returncode == 0, done.stderr
+    with brief_probes():
+        done = here.run_inside(*asked, "--json")
     measured = json.loads(done.stdout)
     assert (measured["version"], len(measured["replicas"])) == (7, 2)
     assert [one["step"] for one in measured["validation"]] == [1, 3]
@@ -103,5 +106,5 @@ def test_a_script_with_arguments_groups_its_own_rates_and_metrics(here) -> None:
     assert " · accuracy " in done.stderr
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["workload"]["source"] == "train.py,width=16"
-    more = here.run("launch", "--resume", folder.name, "--steps", "2", "--dry-run", code=0)
+    more = here.run_inside("launch", "--resume", folder.name, "--steps", "2", "--dry-run", code=0)
     assert "lr_scheduler() is told that the run has 6 steps now, it was told 4" in more.stderr

@@ -94,7 +94,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     made.train(text.replace("OWNER", "owner").replace("MIX", "sum(map(ord, owner))"))
     (made.folder / "common.py").write_text(text.replace(", OWNER", "").replace("MIX", "0"))
     for source in ("train.py", "common.py"):
-        made.run("probe", source, *SIZES, "--links", "none", code=0)
+        made.probe_briefly(source, *SIZES, "--links", "none")
     for name, words in PLANS.items():
         source = "common.py" if name == "common" else "train.py"
         made.run_inside("plan", source, *SIZES, *words, "-o", f"{name}.json")
@@ -110,7 +110,8 @@ def losses(nodes: Any) -> dict[str, list[float]]:
     calm = {name: ("--checkpoint-every", str(EVERY if name == "int8" else 0)) for name in PLANS}
     words = ("--steps", str(ROUNDS), "--json")
     return {
-        name: losses_of(nodes.run("launch", f"{name}.json", *calm[name], *words, code=0)) for name in PLANS
+        name: losses_of(nodes.run_inside("launch", f"{name}.json", *calm[name], *words, code=0))
+        for name in PLANS
     }
 
 
@@ -133,7 +134,7 @@ def test_an_owners_machines_are_a_pipeline_and_figures_are_by_owner(
     plan = json.loads((nodes.folder / "owners.json").read_text())
     assert [len(pipeline["stages"]) for pipeline in plan["pipelines"]] == [1, 1, 2]
     nodes.run_inside("verify", "owners.json")
-    told = nodes.run("launch", "owners.json", "--dry-run", "--steps", "9", code=0).stdout
+    told = nodes.run_inside("launch", "owners.json", "--dry-run", "--steps", "9", code=0).stdout
     assert "rank 3 on" in told
     assert "9 rounds" in told
     run = launch(nodes, "few")
@@ -245,16 +246,16 @@ def test_a_stopped_run_goes_on_with_the_rounds_that_it_would_have_made(
     long = ("--steps", "1000", "--checkpoint-every", "1000")
     run = nodes.launch("owners.json", *long).wait_for(4)
     run.child.kill()
-    [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+    [stopped] = json.loads(nodes.run_inside("stop", run.id, "--json", code=0).stdout)["runs"]
     assert stopped["status"] == "stopped"
     run.is_stopped()
     run.loses(run.steps, losses["owners"])
     more = max(1, ROUNDS - len(run.steps))
     words = ("--resume", run.id, "--steps", str(more))
-    refused = " ".join(nodes.run("launch", "few.json", *words, code=2).stderr.split())
+    refused = " ".join(nodes.run_inside("launch", "few.json", *words, code=2).stderr.split())
     assert f"run {run.id} has 2 of a, 1 of b, 2 of c+d, and goes on as it has begun" in refused
-    assert "--trace draws single steps" in nodes.run("launch", *words, "--trace", code=2).stderr
-    done = nodes.run("launch", "--resume", run.id, "--steps", str(more), "--json", code=0)
+    assert "--trace draws single steps" in nodes.run_inside("launch", *words, "--trace", code=2).stderr
+    done = nodes.run_inside("launch", "--resume", run.id, "--steps", str(more), "--json", code=0)
     assert "going on after round " in done.stderr
     found = losses_of(done)
     assert found[:ROUNDS] == pytest.approx(losses["owners"][: len(found)], rel=1e-5)

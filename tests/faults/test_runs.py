@@ -39,22 +39,27 @@ def test_a_whole_run(planned) -> None:
 
 def test_a_plan_for_other_devices(planned, complains: Callable[..., None]) -> None:
     planned.cluster("other", "names")
-    complains(planned.run("launch", "plan.json"), 5, "fast/cpu:0", "other, names")
+    complains(planned.run_inside("launch", "plan.json", code=None), 5, "fast/cpu:0", "other, names")
 
 
 def test_a_device_that_is_not_there(planned, complains: Callable[..., None]) -> None:
     plan = (planned.folder / "plan.json").read_text()
     (planned.folder / "plan.json").write_text(plan.replace("slow/cpu:0", "slow/cuda:7"))
-    complains(planned.run("launch", "plan.json"), 5, "slow/cuda:7", "cuda:7")
+    complains(planned.run_inside("launch", "plan.json", code=None), 5, "slow/cuda:7", "cuda:7")
     assert left_of_state(planned.state) == []
 
 
 def test_flags_that_the_plan_has_settled(planned, complains: Callable[..., None]) -> None:
-    complains(planned.run("launch", "plan.json", "--batch-size", "4"), 2, "--batch-size 4", "plan.json")
+    complains(
+        planned.run_inside("launch", "plan.json", "--batch-size", "4", code=None),
+        2,
+        "--batch-size 4",
+        "plan.json",
+    )
 
 
 def test_a_dry_run_shows_what_each_rank_is_told(planned) -> None:
-    done = planned.run("launch", "plan.json", "--dry-run", "--json")
+    done = planned.run_inside("launch", "plan.json", "--dry-run", "--json", code=None)
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["device"] for rank in ranks] == ["fast/cpu:0", "slow/cpu:0"]
@@ -63,14 +68,14 @@ def test_a_dry_run_shows_what_each_rank_is_told(planned) -> None:
 
 def test_a_plan_for_another_workload(planned, complains: Callable[..., None]) -> None:
     planned.train((planned.folder / "train.py").read_text().replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
-    complains(planned.run("launch", "plan.json"), 5, "train.py", "plan again")
+    complains(planned.run_inside("launch", "plan.json", code=None), 5, "train.py", "plan again")
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_by_a_signal_is_named(planned, complains: Callable[..., None]) -> None:
     """By itself; ``test_survival.py`` kills one."""
     planned.fault.write_text("SIGILL")
-    done = planned.run("launch", "plan.json", *STEPS)
+    done = planned.run_inside("launch", "plan.json", *STEPS, code=None)
     complains(done, 1, "rank 0 on fast/cpu:0", "node fast", "SIGILL")
     assert left_of_state(planned.state) == []
 
@@ -78,7 +83,7 @@ def test_a_rank_that_dies_by_a_signal_is_named(planned, complains: Callable[...,
 @pytest.mark.slow
 def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable[..., None]) -> None:
     planned.fault.write_text("raise")
-    done = planned.run("launch", "plan.json", *STEPS)
+    done = planned.run_inside("launch", "plan.json", *STEPS, code=None)
     complains(done, 1, "rank 0", "the thirtieth", "forward", "log:")
     log = re.search(r"log: +(.*)", done.stderr)
     assert log is not None
@@ -118,7 +123,7 @@ def test_names_with_blanks_and_metacharacters(tmp_path: Path, here) -> None:
     here.folder = odd
     here.cluster("fast $(touch pwned)", "slow; touch pwned")
     here.plan()
-    done = here.run("launch", "plan.json", "--steps", "2", "--json")
+    done = here.run_inside("launch", "plan.json", "--steps", "2", "--json", code=None)
     assert done.returncode == 0, done.stderr
     assert {r["device"] for r in json.loads(done.stdout)["replicas"]} == {
         "fast $(touch pwned)/cpu:0",

@@ -26,7 +26,7 @@ SHARES = ("--parallel", "data", "--assign", "a=2,b=1,c=1")
 def nodes(another: Callable[..., Any]) -> Any:
     """Three nodes, probed, and a plan with a bound of 2."""
     made = another("a", "b", "c")
-    made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    made.probe_briefly("train.py", *SIZES, "--links", "none")
     made.run_inside("plan", "train.py", *SIZES, *SHARES, "--staleness", "2", "-o", "stale.json")
     return made
 
@@ -88,12 +88,12 @@ def test_a_node_is_lost_and_the_others_go_on_with_a_server(nodes: Any) -> None:
 @pytest.mark.slow
 def test_a_stopped_run_has_a_checkpoint_of_one_step_and_goes_on(nodes: Any) -> None:
     run = launch(nodes, steps=2000).wait_for(7)
-    [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+    [stopped] = json.loads(nodes.run_inside("stop", run.id, "--json", code=0).stdout)["runs"]
     assert stopped["status"] == "stopped"
     run.is_stopped()
     at = run.state["checkpoint"]
     words = ("--resume", run.id, "--steps", "6", "--json")
-    done = json.loads(nodes.run("launch", "stale.json", *words, code=0).stdout)
+    done = json.loads(nodes.run_inside("launch", "stale.json", *words, code=0).stdout)
     assert [step["step"] for step in done["steps"]] == list(range(at + 6))
     assert left_of_state(nodes.state) == []
 
@@ -103,7 +103,7 @@ def test_what_a_synchronous_run_showed_is_what_staleness_is_predicted_from(nodes
     nodes.run_inside("plan", "train.py", *SIZES, *SHARES, "-o", "data.json")
     made = json.loads((nodes.folder / "stale.json").read_text())
     assert sorted(made["predicted"]["stale"]["unknown"]) == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
-    done = json.loads(nodes.run("launch", "data.json", "--steps", "24", "--json", code=0).stdout)
+    done = json.loads(nodes.run_inside("launch", "data.json", "--steps", "24", "--json", code=0).stdout)
     assert [len(replica["layer_steps_s"]) for replica in done["replicas"]] == [20, 20, 20]
     words = (*SIZES, *SHARES, "--staleness", "async")
     made = json.loads(nodes.run_inside("plan", "train.py", *words, "--json").stdout)
@@ -113,7 +113,7 @@ def test_what_a_synchronous_run_showed_is_what_staleness_is_predicted_from(nodes
     (nodes.folder / "async.json").write_text(json.dumps(made))
     nodes.run_inside("verify", "async.json")
     words = ("--steps", "12", "--trace", "--json")
-    done = json.loads(nodes.run("launch", "async.json", *words, code=0).stdout)
+    done = json.loads(nodes.run_inside("launch", "async.json", *words, code=0).stdout)
     assert done["mean_iteration_s"] > 0
     trace = json.loads(Path(done["trace"]).read_text())
     slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == MEASURED_PID]

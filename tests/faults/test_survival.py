@@ -36,7 +36,7 @@ def three(another: Callable):
     made = another("a", "b", "c")
     file = made.folder / "cluster.yaml"  # else a run is over before anything can happen to it
     file.write_text(file.read_text().replace("transport: local", f"transport: local, slowdown: {SLOWER}"))
-    made.run("probe", GPT, *SIZES, "--links", "none", code=0)
+    made.probe_briefly(GPT, *SIZES, "--links", "none")
     made.run_inside("plan", GPT, *SIZES, "--assign", "a=0:2,b=2:4,c=4:6", "-o", "plan.json")
     return made
 
@@ -45,7 +45,7 @@ def three(another: Callable):
 def losses(three) -> list[float]:
     """Of a run that nothing happens to, and that writes no checkpoints."""
     calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
-    return losses_of(three.run("launch", "plan.json", *calm, code=0))
+    return losses_of(three.run_inside("launch", "plan.json", *calm, code=0))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def crashing(three) -> Path:
     """``crash.json``: a plan for two of them, for a workload that crashes while the file given is there."""
     fault = three.folder / "fault"
     three.train(CRASHING.format(fault=str(fault)))
-    three.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    three.probe_briefly("train.py", *SIZES, "--links", "none")
     three.run_inside("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json")
     return fault
 
@@ -136,11 +136,11 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
     assert f"go on from step {at}: skyctl launch --resume {run.id}" in err
     assert left_of_state(three.state) == []
 
-    listed = three.run("checkpoint", "ls", run.id, "--json", code=0)
+    listed = three.run_inside("checkpoint", "ls", run.id, "--json", code=0)
     steps = json.loads(listed.stdout)["steps"]
     whole = [one["step"] for one in steps if one["whole"]]  # or three: copies may be late
     assert whole[:2] == [at, at - at % 5 if at % 5 else at - 5]
-    three.run("checkpoint", "export", run.id, "-o", "weights.safetensors", code=0)
+    three.run_inside("checkpoint", "export", run.id, "-o", "weights.safetensors", code=0)
     assert (three.folder / "weights.safetensors").stat().st_size > 1000
 
     # every layer of it is on another node, too
@@ -155,11 +155,11 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
         data = bytearray(copy.read_bytes())
         data[-5] ^= 1
         copy.write_bytes(data)
-    done = three.run("launch", "--resume", run.id, code=0)
+    done = three.run_inside("launch", "--resume", run.id, code=0)
     assert f"checkpoint of step {at}: node b: step-{at:08d}/layer-00002.safetensors is damaged" in done.stderr
     run.is_as(losses, 2)
     assert kept(run) == [f"step-{STEPS:08d}"]
-    again = three.run("launch", "--resume", run.id)
+    again = three.run_inside("launch", "--resume", run.id, code=None)
     assert again.returncode == 2
     assert "for how many more is it to go on?" in again.stderr
     assert f"skyctl launch --resume {run.id} --steps MORE" in again.stderr
@@ -167,10 +167,10 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
 
 @pytest.mark.slow
 def test_a_crash_loop_ends_and_says_how_to_go_on(three, crashing: Path) -> None:
-    calm = losses_of(three.run("launch", "crash.json", "--steps", "12", "--json", code=0))
+    calm = losses_of(three.run_inside("launch", "crash.json", "--steps", "12", "--json", code=0))
     crashing.write_text("")
-    done = three.run(
-        "launch", "crash.json", "--steps", "12", "--checkpoint-every", "3", "--max-restarts", "5"
+    done = three.run_inside(
+        "launch", "crash.json", "--steps", "12", "--checkpoint-every", "3", "--max-restarts", "5", code=None
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("error:") == 1
@@ -179,7 +179,7 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three, crashing: Path) -> None:
     run = re.search(r"--resume (\S+)", done.stderr)
     assert run is not None
     crashing.unlink()
-    done = three.run("launch", "--resume", run[1], "--json", code=0)
+    done = three.run_inside("launch", "--resume", run[1], "--json", code=0)
     assert losses_of(done) == pytest.approx(calm, rel=1e-5)
     assert left_of_state(three.state) == []
 
@@ -204,10 +204,10 @@ def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
 def test_a_node_that_joins_is_used(three, crashing: Path) -> None:
     crashing.unlink(missing_ok=True)
     run = three.launch("crash.json", "--steps", "100000", *EVERY).wait_for(6)
-    asked = three.run("join", run.id, "nobody")
+    asked = three.run_inside("join", run.id, "nobody", code=None)
     assert asked.returncode == 2
     assert "has no node 'nobody'" in asked.stderr
-    three.run("join", run.id, "c", code=0)
+    three.run_inside("join", run.id, "c", code=0)
 
     def with_it() -> list[
         dict[str, Any]

@@ -12,6 +12,7 @@ from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
 
+from ..helpers.commands import brief_probes
 from ..helpers.processes import left_of_state, until
 from ..helpers.runs import left_behind, losses_of
 from .conftest import Here
@@ -117,7 +118,8 @@ def _plain(here: Here) -> list[float]:
 @pytest.mark.slow
 def test_two_nodes_lose_what_plain_torch_loses_and_no_worker_is_left(here: Here) -> None:
     here.train(TRAIN.replace("SLEEP", ""))
-    done = here.run("launch", "train.py", *SIZES, "--steps", str(STEPS), "--json", code=0)
+    with brief_probes():
+        done = here.run_inside("launch", "train.py", *SIZES, "--steps", str(STEPS), "--json")
     assert losses_of(done) == pytest.approx(_plain(here), rel=1e-5)
     assert not left_of_state(here.state)
     assert not left_behind(here)
@@ -126,7 +128,9 @@ def test_two_nodes_lose_what_plain_torch_loses_and_no_worker_is_left(here: Here)
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_no_worker_of_a_data_loader(here: Here) -> None:
     here.train(TRAIN.replace("SLEEP", "time.sleep(0.02)"))
-    run = here.launch("train.py", *SIZES, "--steps", "100000").wait_for(2)
+    here.probe_briefly("train.py", *SIZES[:4])
+    here.run_inside("plan", "train.py", *SIZES, "-o", "plan.json")
+    run = here.launch("plan.json", "--steps", "100000").wait_for(2)
     until(lambda: all(len(run.processes(node, "skyctl.worker.rank")) >= 3 for node in ("fast", "slow")))
     run.child.interrupt()
     run.end(130)

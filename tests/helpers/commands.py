@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import io
 import os
 import pty
@@ -13,17 +14,21 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from skyctl.cli.app import main
+from skyctl.probe import cluster_probe
 
 from .processes import until
 
 COMMAND_S = 400.0
 """How long a command may take, on a machine that does much else."""
+
+BRIEF_S = 0.3
+"""How long layers are measured where their times matter to no test."""
 
 PROCESS_ONLY = ("SKYCTL_TEST_TAG", "PYTEST_CURRENT_TEST")
 """What this process keeps of its own, though a command's environment was copied before."""
@@ -57,6 +62,45 @@ def run_in(folder: Path, *words: str, **env: str) -> Done:
         timeout=COMMAND_S,
         check=False,
     )
+
+
+def run_inside(folder: Path, *words: str, **env: str) -> Done:
+    """As ``run_in``, in this process, which has imported torch already: half of a command's CPU time.
+
+    For commands that nothing happens to, and whose own process no test looks at.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    ends = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ended: object = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["skyctl", *words])
+        for name, value in env.items():
+            patch.setenv(name, value)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                main()
+        except SystemExit as exc:
+            ended = exc.code or 0
+        finally:
+            for number, handler in ends.items():  # else what is started from here would inherit them
+                signal.signal(number, handler)
+    return subprocess.CompletedProcess(words, int(str(ended)), out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def brief_probes() -> Iterator[None]:
+    """Probes of this process take as little time as they can, and do not compare a cut with its model."""
+    brief = functools.partial(cluster_probe.ProbeOptions, budget_s=BRIEF_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_probe, "ProbeOptions", lambda **asked: brief(**asked | {"compare_cut": False}))
+        yield
+
+
+def run_briefly(folder: Path, *words: str, **env: str) -> Done:
+    """``run_inside`` with ``brief_probes``: for whole jobs of which no test looks at what was measured."""
+    with brief_probes():
+        return run_inside(folder, *words, **env)
 
 
 class Command:
@@ -194,27 +238,17 @@ class Skyctl:
         return child.wait() if code is None else child.end(code)
 
     def run_inside(self, *words: str, code: int | None = 0) -> Done:
-        """As ``run``, in this process, which has imported torch already: for commands that start none."""
-        out, err = io.StringIO(), io.StringIO()
-        ends = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        ended: object = 0
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(self.folder)
-            patch.setattr(sys, "argv", ["skyctl", *words])
-            for name, value in self.env.items():
-                if name not in PROCESS_ONLY:
-                    patch.setenv(name, value)
-            try:
-                with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                    main()
-            except SystemExit as exc:
-                ended = exc.code or 0
-            finally:
-                for number, handler in ends.items():  # else what is started from here would inherit them
-                    signal.signal(number, handler)
-        done = subprocess.CompletedProcess(words, int(str(ended)), out.getvalue(), err.getvalue())
-        assert code is None or done.returncode == code, f"{done.returncode}\n{done.stderr}\n{done.stdout}"
+        """As ``run``, by the function ``run_inside``."""
+        env = {name: value for name, value in self.env.items() if name not in PROCESS_ONLY}
+        done = run_inside(self.folder, *words, **env)
+        text = f"{done.returncode}\n{done.stderr}\n{done.stdout}"
+        assert code is None or (done.returncode == code and "Traceback" not in done.stderr), text
         return done
+
+    def probe_briefly(self, workload: str, *words: str) -> None:
+        """Probes it inside this process, for figures that matter to no test."""
+        with brief_probes():
+            self.run_inside("probe", workload, *words)
 
     def on_terminal(self, *words: str) -> Terminal:
         made = Terminal([sys.executable, "-m", "skyctl", *words], self.env, self.folder)

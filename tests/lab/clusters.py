@@ -53,8 +53,8 @@ class Cluster(Skyctl):
         cuts = [self.layers // count * i for i in range(count)] + [self.layers]
         assigned = ",".join(f"{n}={cuts[i]}:{cuts[i + 1]}" for i, n in enumerate(self.nodes))
         form = form or ("--parallel", "pipeline", "--assign", assigned)
-        self.run("probe", "train.py", *SIZES, "--links", "none")
-        self.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
+        self.probe_briefly("train.py", *SIZES, "--links", "none")
+        self.run_inside("plan", "train.py", *SIZES, *form, "-o", "plan.json")
         return self.folder / "plan.json"
 
     def launch(self, *words: str, terminal: bool = False, **env: str) -> Run:
@@ -64,7 +64,7 @@ class Cluster(Skyctl):
     def losses(self, steps: int, *words: str) -> list[float]:
         """Of a run that nothing happens to, and that writes no checkpoints."""
         calm = ("--steps", str(steps), "--json", "--checkpoint-every", "0")
-        return runs.losses_of(self.run("launch", "plan.json", *calm, *words))
+        return runs.losses_of(self.run_inside("launch", "plan.json", *calm, *words))
 
     def changed(self, name: str, **nodes: dict[str, Any]) -> Path:
         """Another cluster.yaml of the same lab: ``changed("odd", n2={"python": "~/bin/python"})``."""

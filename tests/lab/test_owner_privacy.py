@@ -45,9 +45,9 @@ class OwnersCluster(Cluster):
 
     def prepare(self) -> None:
         """Probes, and plans with each node as an owner."""
-        self.run("probe", "train.py", *SIZES, "--links", "none")
+        self.probe_briefly("train.py", *SIZES, "--links", "none")
         rounds = ("--local-steps", "2", "--owners", ",".join(OWNERS), "--prox-mu", "0.1")
-        self.run("plan", "train.py", *SIZES, *rounds, "-o", "plan.json")
+        self.run_inside("plan", "train.py", *SIZES, *rounds, "-o", "plan.json")
         plan = json.loads((self.folder / "plan.json").read_text())
         assert plan["problem"]["owners"] == [[node] for node in OWNERS]
 

@@ -183,9 +183,9 @@ class Cluster(clusters.Cluster):
 
     def prepare(self) -> None:
         """Probes, and plans with the data's owners at both ends."""
-        self.run("probe", "train.py", *SIZES, "--links", "none")
+        self.probe_briefly("train.py", *SIZES, "--links", "none")
         words = ("--strategy", "even", "--pin-first", "n1", "--pin-last", "n3", "-o", "plan.json")
-        self.run("plan", "train.py", *SIZES, *words)
+        self.run_inside("plan", "train.py", *SIZES, *words)
         stages = json.loads((self.folder / "plan.json").read_text())["stages"]
         assert [stage["replicas"][0]["device"] for stage in stages] == ["n1/cpu:0", "n2/cpu:0", "n3/cpu:0"]
         assert stages[0]["stop"] == 2
@@ -229,7 +229,7 @@ class Cluster(clusters.Cluster):
     def train(self, name: str, *flags: str) -> Wire:
         path = self.folder / f"{name}.frames"
         with self.captured(path):
-            self.run("launch", "plan.json", "--steps", "3", *flags, "-o", f"{name}.json")
+            self.run_inside("launch", "plan.json", "--steps", "3", *flags, "-o", f"{name}.json")
         wire = Wire(path)
         path.unlink()
         address = {node.name: node.address for node in self.lab.nodes}

@@ -40,8 +40,8 @@ def cluster(
 @pytest.fixture(scope="module")
 def losses(cluster: Cluster) -> list[float]:
     """Of an undisturbed run on all four nodes."""
-    cluster.run("probe", WORKLOAD, *SIZES)
-    cluster.run("plan", WORKLOAD, *SIZES, "--strategy", "even", "-o", "plan.json")
+    cluster.run_inside("probe", WORKLOAD, *SIZES)
+    cluster.run_inside("plan", WORKLOAD, *SIZES, "--strategy", "even", "-o", "plan.json")
     run = cluster.launch(*EVERY)
     losses = losses_of(run.end())
     run.is_as(losses, 1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.commands import run_briefly
 from tests.worker.test_resume import BATCH_NORM
 from tests.worker.workloads import OPTIMIZERS, WORKLOAD
 
@@ -21,18 +20,6 @@ ROUTES = [
     {"share": 0.2, "root": A, "up": [[B, A]], "down": [[A, B]]},
 ]
 """The helper is a root, passes on upwards alone, downwards alone, and is left out."""
-
-
-def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "skyctl", *words],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *words: str) -> Any:
-    done = skyctl(folder, *words, "--json")
+    done = run_briefly(folder, *words, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

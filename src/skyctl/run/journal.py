@@ -183,9 +183,7 @@ class TensorBoardWriter:
         self._protocol: Any = None
         try:
             self._protocol = importlib.import_module("tensorboard.compat.proto.event_pb2")
-            self._make = importlib.import_module(
-                "tensorboard.summary.writer.event_file_writer"
-            ).EventFileWriter
+            writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
             self._make = writer.EventFileWriter
         except ImportError:
             note("no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')")

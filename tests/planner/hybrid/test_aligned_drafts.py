@@ -32,10 +32,10 @@ def test_all_pipelines_of_a_draft_have_the_same_cuts():
 def test_it_is_a_start_that_others_do_not_reach(monkeypatch):
     """Slow lines between sites, large gradients, small activations: each site is a stage."""
     problem = sites_of((4, 4, 4))
-    planned = plan(problem, "heuristic", time_limit_s=4.0)
+    planned = plan(problem, "heuristic", time_limit_s=2.0)
     assert verify(problem, planned).ok
     for pipeline in planned.pipelines:
         assert len({stage.device[:2] for stage in pipeline.stages}) == 3
     monkeypatch.setattr(hybrid_search, "aligned_drafts", lambda _model: iter(()))
-    without = plan(problem, "heuristic", time_limit_s=4.0)
+    without = plan(problem, "heuristic", time_limit_s=2.0)
     assert planned.certificate.value_s < without.certificate.value_s
