@@ -382,11 +382,12 @@ dist.destroy_process_group()
 
 
 def balanced(said: list[str]) -> list[int]:
-    """What three ranks have said of their shares of 15, the first of which is three times as fast."""
+    """What two or three ranks have said of their shares of 15, the first of which is three times as fast."""
     assert all(line.endswith(" []") for line in said), "nothing of a trial is there"
     shares = [int(line.split()[0]) for line in said]
     assert sum(shares) == 15
-    assert shares[0] >= 7  # of equal ones 5, and 9 where nothing else runs
+    # Of equal ones 8 of two and 5 of three; 11 and 9 where nothing else runs.
+    assert shares[0] >= {2: 9, 3: 7}[len(shares)]
     return shares
 
 
@@ -411,15 +412,15 @@ ASKS = UNEQUAL.replace("samples = int(sys.argv[1])", "from skyctl.torch import s
 
 def test_shares_that_the_script_asks_for_are_balanced(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(ASKS)
-    done = here.run("run", "--balance", "3", "--output", "kept", "train.py")
+    done = here.run("run", "--limit", "a,b", "--balance", "3", "--output", "kept", "train.py")
     shares = balanced(lines(done.stdout))
-    assert "shares a {}, b {}, c {}".format(*shares) in done.stderr
+    assert "shares a {}, b {}".format(*shares) in done.stderr
     assert [one.get("trial", False) for one in state(here)["attempts"]] == [True, True, False]
 
 
 def test_balance_refuses_a_script_that_asks_for_no_share(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(UNEQUAL.replace("int(sys.argv[1])", "1"))
-    done = here.run("run", "--balance", "3", "--output", "kept", "train.py", code=2)
+    done = here.run("run", "--limit", "a,b", "--balance", "3", "--output", "kept", "train.py", code=2)
     assert "--balance has no batch to divide" in done.stderr
     assert state(here)["status"] == "failed"
 
@@ -469,18 +470,20 @@ def test_a_script_asks_for_its_share_by_the_probed_speeds(
 
 def test_detached_it_is_balanced_first(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(UNEQUAL)
-    here.run("run", "--detach", "--balance", "3", "--output", "kept", "train.py", "{share:15}")
+    two = ("--limit", "a,b", "--output", "kept")
+    here.run("run", "--detach", "--balance", "3", *two, "train.py", "{share:15}")
     here.run("attach")
-    assert int((here.folder / "kept" / "0.txt").read_text()) >= 7
+    assert int((here.folder / "kept" / "0.txt").read_text()) >= 9
 
 
 def test_a_launcher_killed_in_a_trial_has_it_begun_anew(here: Skyctl) -> None:
     (here.folder / "train.py").write_text(UNEQUAL.replace("range(40)", "range(30)"))
-    child = here.start("run", "--balance", "20", "--output", "kept", "train.py", "{share:15}")
+    two = ("--limit", "a,b", "--output", "kept")
+    child = here.start("run", "--balance", "20", *two, "train.py", "{share:15}")
     until(lambda: '"event": "step"' in events(here), lambda: child.text)
     child.kill()
     done = here.run("attach", "-y")
-    balanced(lines(done.stdout)[-3:])
+    balanced(lines(done.stdout)[-2:])
 
 
 def events(here: Skyctl) -> str:
