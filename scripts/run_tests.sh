@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests that a mark expression chooses. $1: the Python, $2: the expression; what follows goes to pytest. First those that can share the machine,
-# four at a time (WORKERS=0: one), for half of what they take is waiting; then, unless it leaves them out, those that measure and need it alone.
+# three at a time (WORKERS=0: one), for half of what they take is waiting; then, unless it leaves them out, those that measure and need it alone.
 set -u
 python=$1
 marks=$2
@@ -10,7 +10,7 @@ shift 2
 unset PYTHONDONTWRITEBYTECODE
 
 # Torch's threads sleep while they wait: else they spin, on cores that the other tests need.
-OMP_WAIT_POLICY=PASSIVE "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@"
+OMP_WAIT_POLICY=PASSIVE "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
 [ $shared = 2 ] && exit 2  # pytest's code where it was interrupted, or could not read the tests
 [[ $marks = *"not alone"* ]] && exit $shared
