@@ -142,6 +142,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
         learning_rate=options.learning_rate,
         data_path=str(options.data) if options.data is not None else None,
         ship=options.ship or (),
+        record_choices=options.record_choices,
         random_inputs=options.random_inputs,
         recipe=recipe,
         init=init,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skyctl.records.cluster import Cluster, Node
     from skyctl.records.run_state import InitialWeights
     from skyctl.remote.base import ConnectOptions
+    from skyctl.workload.datasets.checked_options import RecordChoices
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
@@ -241,9 +242,28 @@ class WorkloadOptions:
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", metavar="FILE", help="Text to train on; default: the standard library's sources."
+            "--data",
+            metavar="FILE",
+            help="Text to train on, or for hf: a file or folder of records (chats, prompts with completions, "
+            "texts); default: the standard library's sources.",
         ),
     ] = None
+    packing: Annotated[
+        bool | None,
+        typer.Option(
+            "--packing/--no-packing",
+            help="Several records share a row of a hf: model's context, without attention across them; "
+            "default: they do.",
+            show_default=False,
+        ),
+    ] = None
+    train_on_inputs: Annotated[
+        bool,
+        typer.Option("--train-on-inputs", help="Of records, learn prompts and the user's words, too."),
+    ] = False
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out records that can't be used, and count them.")
+    ] = False
     ship: Annotated[
         list[str] | None,
         typer.Option(
@@ -269,6 +289,13 @@ class WorkloadOptions:
             help="Don't compare the layers with the model itself in plain torch; each run says so.",
         ),
     ] = False
+
+    @property
+    def record_choices(self) -> RecordChoices:
+        """How records are to be used, if ``--data`` names some."""
+        from skyctl.workload.datasets.checked_options import RecordChoices
+
+        return RecordChoices(self.packing, self.train_on_inputs, self.skip_bad)
 
     def parse_request(
         self,
@@ -305,6 +332,7 @@ class WorkloadOptions:
             learning_rate=learning_rate,
             data_path=str(self.data) if self.data is not None else None,
             ship=tuple(self.ship or ()),
+            record_choices=self.record_choices,
             random_inputs=self.random_inputs,
             validated=recipe is not None and recipe.validate_every is not None,
             **(init.spec_fields() if init is not None else {}),

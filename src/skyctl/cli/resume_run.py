@@ -143,6 +143,9 @@ def _refuse_other_training(stored_run: StoredRun, request: TrainingRequest, opti
         "--seed": (options.seed, spec.seed),
         "--dtype": (options.dtype, spec.dtype),
         "--data": (data, spec.data_path),
+        "--packing": (options.packing, (spec.records or {}).get("packing")),
+        "--train-on-inputs": (options.train_on_inputs or None, (spec.records or {}).get("train_on_inputs")),
+        "--skip-bad": (options.skip_bad or None, (spec.records or {}).get("skip_bad")),
         "--random-inputs": (options.random_inputs or None, spec.random_inputs),
         "--learning-rate": (options.learning_rate, spec.learning_rate),
     }

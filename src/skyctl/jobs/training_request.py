@@ -15,6 +15,15 @@ from skyctl.files import home, make_private
 from skyctl.records.plan import WorkloadRef
 from skyctl.remote.agent_session import Session
 from skyctl.workload.corpus import default_corpus
+from skyctl.workload.datasets.checked_options import RecordChoices
+from skyctl.workload.datasets.line_conversion import open_records
+from skyctl.workload.datasets.record_files import (
+    RecordOptions,
+    digest_file,
+    digest_records,
+    find_record_files,
+    write_file_list,
+)
 from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.shipped_files import digest_data, encode_text, files_to_ship, shipped_path
 from skyctl.workload.starting_weights import find_stored_weights
@@ -115,6 +124,8 @@ class TrainingRequest:
             ("--data", spec.data_path, None),
         ):
             words += [flag, str(value)] if value != default else []
+        if spec.records is not None:
+            words += RecordChoices.of(RecordOptions.from_dict(spec.records)).words()
         for name in spec.ship:
             words += ["--ship", name]
         words += ["--encrypt"] if self.encrypt else []
@@ -150,6 +161,7 @@ def load_plan_request(
     learning_rate: float | None = None,
     data_path: str | None = None,
     ship: Sequence[str] = (),
+    record_choices: RecordChoices | None = None,
     random_inputs: bool = False,
     recipe: Recipe | None = None,
     init: InitialWeights | None = None,
@@ -158,6 +170,7 @@ def load_plan_request(
 
     Args:
         layers: how many the plan has.
+        record_choices: how records are to be used; None: as by default.
         init: the weights to start from; None: random ones, or the folder's.
 
     Raises:
@@ -175,6 +188,7 @@ def load_plan_request(
         learning_rate=learning_rate,
         data_path=data_path,
         ship=tuple(ship),
+        record_choices=record_choices,
         random_inputs=random_inputs,
         validated=recipe is not None and recipe.validate_every is not None,
         **(init.spec_fields() if init is not None else {}),
@@ -212,7 +226,10 @@ def refuse_unsummable(spec: WorkloadSpec) -> None:
 
 def digest_training(spec: WorkloadSpec, workload_digest: str) -> str:
     """The workload's digest, together with the user's own data: what ``--data`` names, or what is shipped."""
-    if spec.data_path is None:
+    data: bytes | None
+    if spec.data_path is not None and spec.records is not None:
+        data = digest_records(Path(spec.data_path), RecordOptions.from_dict(spec.records))
+    elif spec.data_path is None:
         shipped = digest_data(spec)
         data = shipped.encode() if shipped is not None else None
     else:
@@ -246,7 +263,8 @@ def send_workload(
         By node, the spec; paths in it are the node's own.
     """
     sent = dict(files_to_ship(spec) if files is None else files)
-    data = encode_text(spec, _read_data(spec)) if with_data else None
+    is_text = spec.records is None
+    data = encode_text(spec, _read_data(spec)) if with_data and is_text else None
     stored = find_stored_weights(spec) if layers is not None else None
     digest = hashlib.sha256(data).hexdigest() if data is not None else ""
     by_node = {}
@@ -258,6 +276,8 @@ def send_workload(
             # The user's own data stays on the node no longer than the session.
             path = session.push(data, digest, keep=spec.data_path is None)
             node_spec = replace(node_spec, data_path=path)
+        if not is_text and name in with_data and spec.data_path is not None:
+            node_spec = replace(node_spec, data_path=_push_records(session, Path(spec.data_path)))
         if stored is not None and layers is not None:
             node_spec = replace(node_spec, weights=_push_weights(session, stored, sorted(layers[name])))
         by_node[name] = node_spec
@@ -269,6 +289,26 @@ def _read_data(spec: WorkloadSpec) -> bytes | None:
     if spec.data_path is not None:
         return read_text(Path(spec.data_path))
     return default_corpus() if resolve_source(spec).kind != "file" else None
+
+
+def _push_records(session: Session, data: Path) -> str:
+    """Sends files of records, which are removed when the session ends, and a list of them.
+
+    A node on this machine reads JSON lines where they are.
+
+    Returns:
+        The list's path on the node.
+    """
+    told = []
+    own = find_record_files(data)
+    for file in open_records(data):
+        if session.node.transport == "local" and Path(file.path) in own:
+            told.append(file)
+            continue
+        path = session.push(Path(file.path), digest_file(Path(file.path)), keep=False)
+        told.append(replace(file, path=path, modified_ns=0))
+    listed = write_file_list(told)
+    return session.push(listed, hashlib.sha256(listed).hexdigest(), keep=False)
 
 
 def _push_weights(session: Session, stored: StoredWeights, layers: list[int]) -> str:

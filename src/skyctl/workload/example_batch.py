@@ -21,6 +21,12 @@ def find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) -
     """
     if spec.example is not None:
         return BatchExample.from_dict(spec.example)
+    if model.hub is not None and spec.records is not None:
+        from skyctl.workload.datasets.record_batches import make_record_example
+
+        settings = model.hub.settings
+        packing = bool(spec.records["packing"])
+        return make_record_example(settings.context, settings.vocabulary, packing=packing)
     if model.hub is not None:
         from skyctl.workload.hf import token_data as hub_text
 

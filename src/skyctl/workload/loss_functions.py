@@ -57,3 +57,15 @@ def _masked_token_loss(scores: Tensor, ids: Tensor) -> Tensor:
     """Mean over the tokens whose target is not ``IGNORED_TARGET`` (``ForMaskedLMLoss``)."""
     flat = scores.float().reshape(-1, scores.shape[-1])
     return F.cross_entropy(flat, ids.reshape(-1), ignore_index=IGNORED_TARGET)
+
+
+def learnt_token_loss(scores: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """The summed loss of the tokens that are learnt, over the batch's learnt tokens for as many samples.
+
+    Weighed by the share of the batch's samples and added up over its microbatches, this is the mean over the
+    learnt tokens of the whole batch (``ForCausalLMLoss`` with ``num_items_in_batch``).
+    """
+    following = F.pad(targets["labels"], (0, 1), value=IGNORED_TARGET)[..., 1:]
+    flat = scores.float().reshape(-1, scores.shape[-1])
+    summed = F.cross_entropy(flat, following.reshape(-1), ignore_index=IGNORED_TARGET, reduction="sum")
+    return summed / (targets["tokens"][0] * scores.shape[0])

@@ -18,7 +18,7 @@ def files_to_ship(spec: WorkloadSpec) -> dict[str, bytes]:
     """The files to send, by relative name; {} for built-in models.
 
     These are the user's file, the modules in its folder that it imports and the data files that are named to
-    be shipped, or the config of an ``hf:`` folder.
+    be shipped, or the config of an ``hf:`` folder; its tokenizer, too, where it trains on records.
 
     On a node the spec's ``path`` is then ``shipped_path``.
     """
@@ -26,7 +26,7 @@ def files_to_ship(spec: WorkloadSpec) -> dict[str, bytes]:
     if source.path is None:
         return {}
     if source.kind == "hf":
-        return hub.config_files(source.path)
+        return (hub.config_files if spec.records is None else hub.digested_files)(source.path)
     return ship_list.read_data_files(source.path, spec.ship) | user_code.imported_files(source.path)
 
 

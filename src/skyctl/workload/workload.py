@@ -47,6 +47,8 @@ from skyctl.workload.validation_metrics import read_metrics  # noqa: E402
 from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source  # noqa: E402
 
 if TYPE_CHECKING:
+    from skyctl.workload.datasets.record_batches import RecordData
+    from skyctl.workload.datasets.row_order import BlockReader
     from skyctl.workload.hf.hub_model import HubModel
     from skyctl.workload.hf.token_data import TokenData
 
@@ -177,7 +179,9 @@ class Workload:
             return
         if self._source.kind != "file":
             self._data()
-            self._data(validation=True)
+            held_out = self._data(validation=True)
+            if self._spec.records is not None:
+                next(held_out.batches(0, 0, self._spec.batch_size))
         elif "validation" not in self.model.functions:
             raise WorkloadError(
                 f"{self.model.source_name} defines no validation(), so there is nothing to validate on",
@@ -289,7 +293,7 @@ class Workload:
         """A context in which what the user's file raises is a WorkloadError that names its line."""
         return user_code.user_errors(self.model.path or Path(), doing)
 
-    def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData | TokenData:
+    def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData | TokenData | RecordData:
         spec, source = self._spec, self._source
         seed = spec.seed if spec.owner is None else derived_seed(spec.seed, f"owner {spec.owner}")
         if spec.random_inputs:
@@ -300,6 +304,11 @@ class Workload:
         name = spec.data_path or "of the standard library"
         if spec.validated or validation:
             name += ", the part held out for validation," if validation else " without what is held out"
+        if self.model.hub is not None and spec.records is not None:
+            from skyctl.workload.datasets.record_batches import RecordData
+
+            held_out = validation if spec.validated or validation else None
+            return RecordData(self.record_reader(held_out), spec.batch_size, seed)
         if self.model.hub is not None:
             return self._hub_data(self.model.hub, name, seed, validation=validation)
         text = read_corpus(spec.data_path)
@@ -307,6 +316,29 @@ class Workload:
             text = training_or_held_out(text, held_out=validation)
         builtin.check_text(source.kind, source.sizes, text, name)
         return TextData(source.kind, source.sizes, text, spec.batch_size, seed)
+
+    def record_reader(self, held_out: bool | None = None) -> BlockReader:
+        """What reads the records of ``--data`` as rows for the model.
+
+        Args:
+            held_out: those that are held out for validation, or all others; None: all, for none is.
+
+        Raises:
+            WorkloadError: a file of them, or the tokenizer, can't be read.
+        """
+        from skyctl.workload.datasets.line_conversion import open_records
+        from skyctl.workload.datasets.record_files import RecordOptions
+        from skyctl.workload.datasets.rendering import SampleMaker
+        from skyctl.workload.datasets.row_order import BlockReader
+
+        made, spec = self.model.hub, self._spec
+        assert made is not None
+        assert spec.records is not None
+        assert spec.data_path is not None
+        options, settings = RecordOptions.from_dict(spec.records), made.settings
+        inputs = options.train_on_inputs
+        maker = SampleMaker(made.folder, settings.context, settings.vocabulary, train_on_inputs=inputs)
+        return BlockReader(open_records(Path(spec.data_path)), options, maker, held_out)
 
     def _hub_data(self, hub_model: HubModel, name: str, seed: int, *, validation: bool) -> TokenData:
         from skyctl.workload.hf import token_data

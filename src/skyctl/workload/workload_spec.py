@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.datasets.checked_options import RecordChoices, find_record_options
+from skyctl.workload.datasets.record_files import find_record_files
 from skyctl.workload.hf import hub_folder as hub
 from skyctl.workload.text_files import check_beginning
 
@@ -69,6 +71,8 @@ class WorkloadSpec:
         batch_size: samples per step.
         learning_rate: None: the model's own default.
         data_path: the text to train on; None: the standard library's sources. On a node: the shipped copy.
+            Of records a file or a folder; on a node a list of the files that it was sent.
+        records: how the records of ``data_path`` are used (``RecordOptions``); None: it is a text.
         ship: the data files beside the user's file that go along, as named by ``--ship``.
         data_digest: of the data files that are shipped, as ``Workload.spec`` fills it in; None: none are.
         random_inputs: train on random inputs with the shapes of the first batch.
@@ -99,6 +103,7 @@ class WorkloadSpec:
     init_from: str | None = None
     init_sha256: str | None = None
     owner: str | None = None
+    records: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as values that JSON can hold."""
@@ -114,13 +119,17 @@ class WorkloadSpec:
         return cls(**{**values, "ship": tuple(values.get("ship", ()))})
 
 
-def make_spec(source: str, **options: Any) -> WorkloadSpec:
+def make_spec(source: str, *, record_choices: RecordChoices | None = None, **options: Any) -> WorkloadSpec:
     """Makes a checked spec from what was typed; ``options`` are fields of ``WorkloadSpec``.
+
+    Args:
+        record_choices: how records are to be used, if ``data_path`` names some; None: as by default.
 
     Raises:
         WorkloadError: the source, the dtype, the batch size, the learning rate or the data file is wrong.
     """
     parsed = parse_source(source)
+    record_choices = record_choices or RecordChoices()
     spec = WorkloadSpec(
         source=source,
         path=str(parsed.path) if parsed.path else None,
@@ -133,8 +142,12 @@ def make_spec(source: str, **options: Any) -> WorkloadSpec:
             f"--ship {spec.ship[0]} is for data files beside a train.py; {source} has none",
             hint="the text that built-in models train on: --data FILE.txt",
         )
-    if spec.data_path is not None:
-        data = Path(spec.data_path).expanduser()
+    data = Path(spec.data_path).expanduser() if spec.data_path is not None else None
+    if parsed.kind == "hf" and data is not None and find_record_files(data) and data.exists():
+        records = find_record_options(data, record_choices)
+        return replace(spec, data_path=str(data.resolve()), records=records.to_dict())
+    record_choices.refuse_without_records(spec.data_path, parsed.kind)
+    if spec.data_path is not None and data is not None:
         if parsed.kind == "file":
             raise WorkloadError(
                 f"--data {spec.data_path} is for built-in models; {source} brings its own data()",
@@ -227,10 +240,16 @@ def resolve_source(spec: WorkloadSpec) -> ModelSource:
         return parse_source(spec.source)
     path = Path(spec.path)
     if spec.source.startswith("hf:") and not path.is_file():
-        return ModelSource(
-            "hf", path=hub.check_folder(spec.source, path), options=hub.parse_hub_source(spec.source)[1]
-        )
+        options = hub.parse_hub_source(spec.source)[1] | {"records": _record_form(spec)}
+        return ModelSource("hf", path=hub.check_folder(spec.source, path), options=options)
     return ModelSource("file", path=path, arguments=spec.arguments or {})
+
+
+def _record_form(spec: WorkloadSpec) -> int:
+    """The number of what a row of the data is, among ``hub_folder.RECORD_FORMS``."""
+    if spec.records is None:
+        return 0
+    return hub.RECORD_FORMS.index("packed" if spec.records["packing"] else "padded")
 
 
 def _is_file(text: str) -> bool:

@@ -17,12 +17,15 @@ from skyctl.workload.user_code import read_file
 CONFIG_NAME = "config.json"
 DEFAULT_CONTEXT = 512
 OPTION_NAMES = ("context", "untie")
+RECORD_FORMS = ("", "padded", "packed")
+"""What a row of the data is, by the option ``records``: a piece of a text, one record, or several."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
     "vocab.json",
     "merges.txt",
     "vocab.txt",
@@ -114,7 +117,8 @@ def _cached_model(name: str) -> Path | None:
 
 def canonical_options(options: Mapping[str, int]) -> str:
     """The options as a text that is the same for the same use of any folder, for digests."""
-    return "hf:" + ",".join(f"{key}={options[key]}" for key in OPTION_NAMES)
+    form = RECORD_FORMS[options.get("records", 0)]
+    return "hf:" + ",".join(f"{key}={options[key]}" for key in OPTION_NAMES) + (f",{form}" if form else "")
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -124,7 +128,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def config_files(folder: Path) -> dict[str, bytes]:
-    """The files that every node needs of the folder: its config. Text goes as token ids, weights by layer."""
+    """The files that every node needs of the folder: its config. Text goes as token ids, weights by layer.
+
+    Who reads records needs ``digested_files``: they are tokenised as they are read.
+    """
     return {CONFIG_NAME: read_file(folder / CONFIG_NAME)}
 
 

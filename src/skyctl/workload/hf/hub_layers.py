@@ -28,8 +28,8 @@ class BlockContext(nn.Module):
     """Computes what the library's model passes to every block in addition to the hidden states.
 
     Positions are plain 0, 1, 2, …, so the mask is asked for without them: the library would only look in
-    them for several sequences in one sample. Rotary frequencies are float32 also where layers compute in
-    bfloat16, which cannot tell far places apart.
+    them for several sequences in one sample. Those of packed samples are given, and there it finds each one.
+    Rotary frequencies are float32 also where layers compute in bfloat16, which cannot tell far places apart.
 
     Args:
         kind: of the block, where ``rotary`` has frequencies of their own for each kind (Gemma 3).
@@ -47,15 +47,18 @@ class BlockContext(nn.Module):
         self.config, self.mask, self.rotary, self.kind = config, mask, rotary, kind
         self.cache: Any = None
 
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+    def forward(self, x: Tensor, packed: Tensor | None = None) -> dict[str, Any]:
+        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0) if packed is None else packed
         if self.cache is not None:
             positions = positions + self.cache.get_seq_length()
         given: dict[str, Any] = {"position_ids": positions}
         if self.rotary is not None:
             kind = () if self.kind is None else (self.kind,)
             given["position_embeddings"] = self.rotary(x, positions, *kind)
-        given["attention_mask"] = self.mask(self.config, x, attention_mask=None, past_key_values=self.cache)
+        where = {} if packed is None else {"position_ids": packed}
+        given["attention_mask"] = self.mask(
+            self.config, x, attention_mask=None, past_key_values=self.cache, **where
+        )
         if self.cache is not None:
             given["past_key_values"] = self.cache
         return given
@@ -68,8 +71,8 @@ class WholeBlock(nn.Module):
         super().__init__()
         self.block, self.around = block, around
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _first_tensor(self.block(x, **self.around(x)))
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        return _first_tensor(self.block(x, **self.around(x, positions)))
 
 
 class AttentionHalf(nn.Module):
@@ -81,9 +84,9 @@ class AttentionHalf(nn.Module):
         super().__init__()
         self.before, self.attention, self.after, self.around = before, attention, after, around
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         inner = x if self.before is None else self.before(x)
-        mixed = _first_tensor(self.attention(hidden_states=inner, **self.around(x)))
+        mixed = _first_tensor(self.attention(hidden_states=inner, **self.around(x, positions)))
         return x + (mixed if self.after is None else self.after(mixed))
 
 
@@ -134,8 +137,8 @@ class Gpt2Embedding(nn.Module):
         self.wte, self.wpe, self.drop = wte, wpe, drop
         self.seen: int | None = None
 
-    def forward(self, ids: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+    def forward(self, ids: Tensor, packed: Tensor | None = None) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) if packed is None else packed
         if self.seen is not None:
             positions = positions + self.seen
             self.seen += ids.shape[1]
@@ -250,7 +253,36 @@ def cut_into_layers(model: Any, settings: HubSettings, *, halves: bool = True) -
         if (module := base.get_submodule(name)) is not None:
             layers.append(("norm" if len(names) == 3 else name, module))
     layers.append(("head", _make_head(model, base, settings)))
+    if settings.records == "packed":
+        for name, layer in layers:
+            _pass_positions(layer, last=name == "head")
     return layers
+
+
+class _WithPositions:
+    """A layer of packed rows: also called with (x, positions), it gives (what it makes of x, positions)."""
+
+    takes_positions: bool
+    is_last: bool
+
+    def forward(self, value: Any, *more: Any, **named: Any) -> Any:
+        inner: Callable[..., Any] = super().forward  # type: ignore[misc]
+        if not isinstance(value, tuple):  # within the library's own model
+            return inner(value, *more, **named)
+        x, positions = value
+        made = inner(x, positions) if self.takes_positions else inner(x)
+        return made if self.is_last else (made, positions)
+
+
+def _pass_positions(layer: nn.Module, *, last: bool) -> None:
+    """Has a layer hand on the positions of packed rows beside its tensor.
+
+    Its class is changed, and not the layer wrapped: so its tensors keep their names, in files of weights too.
+    """
+    kind = type(layer)
+    taking = issubclass(kind, WholeBlock | AttentionHalf | Gpt2Embedding)
+    more = {"takes_positions": taking, "is_last": last}
+    layer.__class__ = type(kind.__name__, (_WithPositions, kind), more)
 
 
 def library_names(model: Any, layers: NamedLayers) -> list[dict[str, str]]:

@@ -27,10 +27,10 @@ from skyctl.workload.deferred_init import (
     deferred_initialization,
     ref_of,
 )
-from skyctl.workload.hf import hub_layers, token_data, transformers_models
+from skyctl.workload.hf import hub_folder, hub_layers, token_data, transformers_models
 from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.hf.weight_conversion import WeightConversion
-from skyctl.workload.loss_functions import loss_for_task
+from skyctl.workload.loss_functions import learnt_token_loss, loss_for_task
 from skyctl.workload.user_code import describe_exception
 
 FINE_TUNING_LEARNING_RATE = 5e-5
@@ -71,7 +71,7 @@ class HubModel:
 
     def loss_fn(self) -> Callable[[Any, Any], Tensor]:
         """The loss of the model's task, from (scores, targets)."""
-        return loss_for_task(self.settings.task)
+        return learnt_token_loss if self.settings.records else loss_for_task(self.settings.task)
 
 
 def make_hub_model(
@@ -96,6 +96,9 @@ def make_hub_model(
             f"hf: needs the Python package {exc.name!r}, which is not installed here",
             hint="pip install 'skyctl[hf]' here, and `pip install transformers` on every node",
         ) from exc
+    if form := hub_folder.RECORD_FORMS[options.get("records", 0)]:
+        settings = replace(settings, records=form)
+        _check_records(settings, folder)
     with deferred_initialization(seed) as tape:
         model = transformers_models.build_model(settings, folder)
     layers, notes = _find_cut(model, settings, folder, count)
@@ -115,6 +118,16 @@ def make_hub_model(
     strict = naming if options["untie"] else replace(naming, ties={})
     kind = type(model).__name__
     return HubModel(folder, kind, settings, layers, tape, names, strict, kept, notes, conversion)
+
+
+def _check_records(settings: HubSettings, folder: Path) -> None:
+    """Refuses records for a model that they can't train."""
+    if settings.task != "causal":
+        raise WorkloadError(
+            f"--data with records trains models that say the next token; {folder.name} is "
+            f"{settings.config.model_type!r} for {settings.task}",
+            hint="give it a text: --data FILE.txt",
+        )
 
 
 def _find_cut(
@@ -139,7 +152,9 @@ def _find_cut(
     raise WorkloadError(
         f"{folder.name}: model_type {kind!r} does more between its layers than is known of it: cut into "
         f"layers it gives {why}",
-        hint=f"supported are {transformers_models.SUPPORTED}; else {transformers_models.WRITE_TRAIN_PY}",
+        hint="with --no-packing a row is one record, which more models can take"
+        if settings.records == "packed"
+        else f"supported are {transformers_models.SUPPORTED}; else {transformers_models.WRITE_TRAIN_PY}",
     )
 
 
@@ -151,8 +166,12 @@ def computes_same(model: Any, layers: Sequence[nn.Module], settings: HubSettings
     """
     with torch.no_grad(), deferred_initialization(0) as tape:
         ids = torch.zeros(2, settings.context, dtype=torch.int64)
-        whole: Tensor = model(input_ids=ids, use_cache=False).logits
-        value: Tensor = ids
+        value: Any = ids
+        more = {}
+        if settings.records == "packed":
+            more["position_ids"] = torch.zeros(2, settings.context, dtype=torch.int64)
+            value = ids, more["position_ids"]
+        whole: Tensor = model(input_ids=ids, use_cache=False, **more).logits
         for layer in layers:
             value = layer(value)
     hashes: dict[int, str] = {}

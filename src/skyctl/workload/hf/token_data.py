@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from array import array
 from collections.abc import Callable, Iterator
@@ -23,7 +22,8 @@ from torch import Tensor
 from skyctl.errors import WorkloadError
 from skyctl.workload.data import Batch, BatchExample, TensorExample
 from skyctl.workload.hf.hub_folder import tokenizer_files
-from skyctl.workload.hf.transformers_models import HubSettings, import_transformers
+from skyctl.workload.hf.tokenizer_loading import load_tokenizer
+from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.loss_functions import IGNORED_TARGET
 from skyctl.workload.text_files import TOKENS_MAGIC
 from skyctl.workload.user_code import describe_exception
@@ -54,25 +54,6 @@ def tokenize(folder: Path, text: bytes) -> bytes:
         return text
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     return _tokenize_cached(folder, digest, text)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, of the library's kind.
-
-    Raises:
-        WorkloadError: it can't be loaded.
-    """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of processes started later
-    try:
-        transformers = import_transformers()
-        # AutoTokenizer has classes that make up their own for some model_type, whatever tokenizer.json says
-        whole = (folder / "tokenizer.json").is_file()
-        kind = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
-        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except WorkloadError:
-        raise
-    except Exception as exc:
-        raise WorkloadError(f"the tokenizer in {folder} can't be used: {describe_exception(exc)}") from exc
 
 
 @lru_cache(maxsize=2)

@@ -35,11 +35,13 @@ class HubSettings:
     Attributes:
         task: ``causal`` (next token), ``masked`` (hidden tokens), ``classes`` (which class a sequence is of).
         context: tokens per sample.
+        records: what a row of the data is, one of ``hub_folder.RECORD_FORMS``; empty: a piece of a text.
     """
 
     config: Any
     task: str
     context: int
+    records: str = ""
 
     @property
     def vocabulary(self) -> int:

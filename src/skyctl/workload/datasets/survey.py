@@ -1,0 +1,85 @@
+"""A look through the records before a run: what is wrong with them, how much there is, and one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from skyctl.workload.datasets.rendering import Sample, SampleMaker
+from skyctl.workload.datasets.row_order import BlockReader, Counts
+
+SURVEYED_BYTES = 64 << 20
+SHOWN_TOKENS = 200
+LEARNT_MARKS = ("⟦", "⟧")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found.
+
+    Attributes:
+        counts: of what was read.
+        whole: all of the data was read, not only its first 64 MiB.
+        sample: the first sample as text: (piece, whether it is learnt).
+        cut: the sample goes on behind what is shown.
+        packing: rows hold several samples.
+    """
+
+    counts: Counts
+    whole: bool
+    sample: Sequence[tuple[str, bool]]
+    cut: bool
+    packing: bool
+    context: int
+
+    def lines(self) -> list[str]:
+        """What the user is told, a line each; the sample is the last one."""
+        counts = self.counts
+        found = [
+            f"data: {counts.records:,} records{'' if self.whole else ' in the first 64 MiB'}, "
+            f"{counts.tokens:,} tokens, of which {counts.learnt:,} are learnt, in {counts.rows:,} "
+            f"{'packed ' if self.packing else ''}rows of {self.context}"
+        ]
+        short = [
+            f"{counts.truncated:,} are longer than a row and cut off" if counts.truncated else "",
+            f"{counts.dropped:,} have no answer left and are dropped" if counts.dropped else "",
+            f"{counts.bad:,} are bad and left out, the first: {counts.first_bad}" if counts.bad else "",
+        ]
+        if any(short):
+            found.append(f"of these records {'; '.join(filter(None, short))}")
+        begin, end = LEARNT_MARKS
+        text = "".join(f"{begin}{piece}{end}" if learnt else piece for piece, learnt in self.sample)
+        found.append(f"a sample; what stands in {begin}{end} is learnt: {text}{' …' if self.cut else ''}")
+        return found
+
+
+def survey_records(reader: BlockReader) -> Survey:
+    """Reads the data, or its first 64 MiB, as training will.
+
+    Raises:
+        WorkloadError: a record can't be used, and is not to be left out; names file and line.
+    """
+    left = SURVEYED_BYTES
+    blocks = iter(reader.blocks)
+    while left > 0 and (block := next(blocks, None)) is not None:
+        reader.rows(block)
+        left -= block[2] - block[1]
+    first = reader.first_sample
+    shown = [] if first is None else _pieces(first, reader.maker)
+    return Survey(
+        replace(reader.counts),
+        next(blocks, None) is None,
+        shown,
+        first is not None and len(first.ids) > SHOWN_TOKENS,
+        reader.options.packing,
+        reader.maker.context,
+    )
+
+
+def _pieces(sample: Sample, maker: SampleMaker) -> list[tuple[str, bool]]:
+    both = list(zip(sample.ids, sample.learnt, strict=True))[:SHOWN_TOKENS]
+    return [
+        (maker.decode([number for number, _ in run]), bool(learnt))
+        for learnt, run in groupby(both, key=lambda one: one[1])
+    ]
