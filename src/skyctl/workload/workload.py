@@ -48,6 +48,7 @@ from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_optio
 
 if TYPE_CHECKING:
     from skyctl.workload.datasets.record_batches import RecordData
+    from skyctl.workload.datasets.record_files import RecordFile
     from skyctl.workload.datasets.row_order import BlockReader
     from skyctl.workload.hf.hub_model import HubModel
     from skyctl.workload.hf.token_data import TokenData
@@ -326,7 +327,6 @@ class Workload:
         Raises:
             WorkloadError: a file of them, or the tokenizer, can't be read.
         """
-        from skyctl.workload.datasets.line_conversion import open_records
         from skyctl.workload.datasets.record_files import RecordOptions
         from skyctl.workload.datasets.rendering import SampleMaker
         from skyctl.workload.datasets.row_order import BlockReader
@@ -334,11 +334,18 @@ class Workload:
         made, spec = self.model.hub, self._spec
         assert made is not None
         assert spec.records is not None
-        assert spec.data_path is not None
         options, settings = RecordOptions.from_dict(spec.records), made.settings
         inputs = options.train_on_inputs
         maker = SampleMaker(made.folder, settings.context, settings.vocabulary, train_on_inputs=inputs)
-        return BlockReader(open_records(Path(spec.data_path)), options, maker, held_out)
+        return BlockReader(self._record_files, options, maker, held_out)
+
+    @cached_property
+    def _record_files(self) -> list[RecordFile]:
+        """The files of ``--data`` as lines; what was converted for it lasts as long as the workload."""
+        from skyctl.workload.datasets.line_conversion import open_records
+
+        assert self._spec.data_path is not None
+        return open_records(Path(self._spec.data_path))
 
     def _hub_data(self, hub_model: HubModel, name: str, seed: int, *, validation: bool) -> TokenData:
         from skyctl.workload.hf import token_data

@@ -1,19 +1,18 @@
 """Files of records of other kinds, written as JSON lines: JSON arrays, CSV and Parquet. No torch here.
 
 One record is in memory at a time. A line of the file that is written is a record of the one that is read, so
-that errors can count in either. A file is converted once by each process, and removed at its end.
+that errors can count in either. What was written is removed when nobody reads it any more.
 """
 
 from __future__ import annotations
 
-import atexit
 import csv
 import importlib
 import json
-import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,9 +52,8 @@ def _as_lines(path: Path, name: str) -> RecordFile:
     kind = path.suffix.lower()
     if kind in LINE_SUFFIXES or (kind == ".json" and not _is_array(path)):
         return RecordFile.of(path, name)
-    found = path.stat()
-    unit = "record" if kind == ".json" else "row"
-    return RecordFile.of(_convert(path, name, found.st_size, found.st_mtime_ns), name, unit)
+    made = _convert(path, name)
+    return replace(RecordFile.of(made.path, name, "record" if kind == ".json" else "row"), source=made)
 
 
 def first_lines(data: Path, path: Path, count: int) -> Iterator[tuple[str, bytes]]:
@@ -89,20 +87,28 @@ def _is_array(path: Path) -> bool:
         return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
-@lru_cache(maxsize=4096)
-def _convert(path: Path, name: str, _size: int, _modified_ns: int) -> Path:
-    fd, out = tempfile.mkstemp(suffix=".jsonl", dir=_folder())
-    with open(fd, "wb") as file:  # noqa: PTH123 - of a descriptor
-        for line in _READERS[path.suffix.lower()](path, name):
-            file.write(line + b"\n")
-    return Path(out)
+class Converted:
+    """A file of lines that was written here; it is removed with the last reference to this."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        fd, out = tempfile.mkstemp(prefix="skyctl-records-", suffix=".jsonl")
+        self.path = Path(out)
+        weakref.finalize(self, self.path.unlink, missing_ok=True)
+        with open(fd, "wb") as file:  # noqa: PTH123 - of a descriptor
+            for line in _READERS[path.suffix.lower()](path, name):
+                file.write(line + b"\n")
 
 
-@lru_cache(maxsize=1)
-def _folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="skyctl-records-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+_CONVERTED: weakref.WeakValueDictionary[tuple[Path, int, int], Converted] = weakref.WeakValueDictionary()
+"""Those in use, by the file that was read, its size and its time."""
+
+
+def _convert(path: Path, name: str) -> Converted:
+    found = path.stat()
+    key = path, found.st_size, found.st_mtime_ns
+    made = _CONVERTED.get(key) or Converted(path, name)
+    _CONVERTED[key] = made
+    return made
 
 
 def _line(record: Any) -> bytes:

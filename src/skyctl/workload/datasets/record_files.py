@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class RecordFile:
         unit: what errors count its records as: ``line``, ``record`` or ``row``.
         size: its bytes.
         modified_ns: when it was changed last; a file that has changed since is no longer read.
+        source: what it was made of, held as long as it is read; None: the file is the user's own.
     """
 
     path: str
@@ -69,6 +70,7 @@ class RecordFile:
     unit: str
     size: int
     modified_ns: int
+    source: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, path: Path, name: str, unit: str = "line") -> RecordFile:
@@ -130,7 +132,8 @@ def _digest_of(path: Path, _size: int, _modified_ns: int) -> str:
 
 def write_file_list(files: Sequence[RecordFile]) -> bytes:
     """The list that a node is sent; ``read_file_list`` reads it there."""
-    rest = json.dumps({"files": [asdict(file) for file in files]})
+    told = [{key: value for key, value in vars(file).items() if key != "source"} for file in files]
+    rest = json.dumps({"files": told})
     return FILE_LIST_MAGIC + b", " + rest[1:].encode()
 
 

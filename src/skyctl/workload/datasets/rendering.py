@@ -227,8 +227,8 @@ class SampleMaker:
         same = next((i for i, (a, b) in enumerate(zip(begun, whole, strict=False)) if a != b), 0)
         raise BadRecordError(
             f"where message {messages + 1 if asks else messages} stands can't be told: the chat template "
-            f"renders the first {messages} messages alone as …{begun[same:][:40]!r}, and within the whole chat as "
-            f"…{whole[same:][:40]!r}",
+            f"renders the first {messages} messages alone as …{begun[same:][:40]!r}, and within the whole "
+            f"chat as …{whole[same:][:40]!r}",
             _OTHER_WAYS,
         )
 

@@ -229,7 +229,7 @@ class RowOrder:
         counts = self._reader.counts
         use = "validate" if self._reader.held_out else "train"
         return WorkloadError(
-            f"the data has nothing to {use} on: of {counts.records} records {counts.bad} are bad and {counts.dropped} have no answer within "
-            f"{self._reader.maker.context} tokens",
+            f"the data has nothing to {use} on: of {counts.records} records {counts.bad} are bad and "
+            f"{counts.dropped} have no answer within {self._reader.maker.context} tokens",
             hint="a larger context (hf:DIR,context=N), or more data",
         )
