@@ -29,6 +29,7 @@ from skyctl.cli.options import (
 )
 from skyctl.cli.placement_options import PlacementOptions
 from skyctl.cli.run_options import ValidateBatchesOption, ValidateEveryOption
+from skyctl.cli.show_records import show_records
 from skyctl.errors import InputError
 from skyctl.workload.recipe import VALIDATE_BATCHES, Recipe
 
@@ -172,6 +173,8 @@ class CompareOptions(
             recipe=self.recipe,
         )
         out.notes(loaded.notes)
+        if self.measure:
+            show_records(out, loaded)
         if self.owners is not None and "local_steps" in loaded.model.functions:
             name = "local_steps()"
             raise _fewer_steps_error(f"{name} of {loaded.model.source_name}", name)

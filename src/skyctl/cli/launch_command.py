@@ -18,6 +18,7 @@ from skyctl.cli.initial_weights import find_initial_weights
 from skyctl.cli.option_values import STRATEGIES, is_plan_file, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
+from skyctl.cli.show_records import show_records
 from skyctl.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
@@ -270,9 +271,10 @@ def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
 
 
 def _load(out: Output, load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
-    """The request and its workload, whose notes are printed."""
+    """The request and its workload, whose notes are printed, and what its records are."""
     request, loaded = load()
     out.notes(loaded.notes)
+    show_records(out, loaded)
     return request, loaded
 
 

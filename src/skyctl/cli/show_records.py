@@ -1,0 +1,23 @@
+"""What a run's records are: how many, how much of them is learnt, and one sample with that marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skyctl.cli.command_output import Output
+    from skyctl.workload.workload import Workload
+
+
+def show_records(out: Output, workload: Workload) -> None:
+    """Looks through the records of ``--data``, and tells what was found on notes; of a text nothing.
+
+    Raises:
+        WorkloadError: a record can't be used, and is not to be left out; names file and line.
+    """
+    if workload.spec.records is None or workload.spec.random_inputs:
+        return
+    from skyctl.workload.datasets.survey import survey_records
+
+    for line in survey_records(workload.record_reader()).lines():
+        out.note(line, wrap="\n" not in line)
