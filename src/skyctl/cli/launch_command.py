@@ -270,11 +270,13 @@ def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
     return request, loaded
 
 
-def _load(out: Output, load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
+def _load(
+    out: Output, load: LoadWorkload, on_progress: Callable[[str], None] = lambda _text: None
+) -> tuple[TrainingRequest, Workload]:
     """The request and its workload, whose notes are printed, and what its records are."""
     request, loaded = load()
     out.notes(loaded.notes)
-    show_records(out, loaded)
+    show_records(out, loaded, on_progress)
     return request, loaded
 
 
@@ -309,7 +311,7 @@ def _train(
         progress = stack.enter_context(out.progress("launch"))
         connector = stack.enter_context(make_connector(nodes, target.everyone))
         progress("loading the workload")
-        request, loaded = _load(out, load)
+        request, loaded = _load(out, load, progress)
         from skyctl.supervision.run_opening import new_run
         from skyctl.supervision.run_settings import saved_settings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,8 +10,13 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
 
 
-def show_records(out: Output, workload: Workload) -> None:
+def show_records(
+    out: Output, workload: Workload, on_progress: Callable[[str], None] = lambda _text: None
+) -> None:
     """Looks through the records of ``--data``, and tells what was found on notes; of a text nothing.
+
+    Args:
+        on_progress: told how far it is.
 
     Raises:
         WorkloadError: a record can't be used, and is not to be left out; names file and line.
@@ -19,5 +25,5 @@ def show_records(out: Output, workload: Workload) -> None:
         return
     from skyctl.workload.datasets.survey import survey_records
 
-    for line in survey_records(workload.record_reader()).lines():
+    for line in survey_records(workload.record_reader(), on_progress).lines():
         out.note(line, wrap="\n" not in line)

@@ -221,6 +221,8 @@ class SampleMaker:
                 "its first message is the assistant's, and where that begins the chat template does not tell",
                 f"begin chats with a user's message; or {_OTHER_WAYS}",
             )
+        if messages == len(chat.messages) and not asks:
+            return len(whole)
         begun = self._render(chat, messages, asks=asks)
         if whole.startswith(begun):
             return len(begun)

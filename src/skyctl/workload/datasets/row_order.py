@@ -24,7 +24,7 @@ from skyctl.workload.datasets.rendering import Sample, SampleMaker
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 128 << 10, 2 << 20
 BLOCK_ROWS_BYTES = 256
 """A block has about so many bytes for each token of a row: 64 rows of text, so that packing wastes little."""
-GROUP_BYTES = 2 << 20
+GROUP_BYTES = 1 << 20
 LEAST_GROUP_BLOCKS = 4
 KEPT_BLOCKS = 32
 HELD_OUT_OF = 20
@@ -67,6 +67,7 @@ class BlockReader:
 
     Attributes:
         blocks: all blocks of the files.
+        data_bytes: what is in them.
         counts: of all that was read so far; a block that is read again counts again.
         first_sample: the first one that was made.
     """
@@ -82,6 +83,7 @@ class BlockReader:
         wanted = BLOCK_ROWS_BYTES * self.maker.context
         self.block_bytes = min(MOST_BLOCK_BYTES, max(LEAST_BLOCK_BYTES, wanted))
         self.blocks = cut_blocks(self.files, self.block_bytes)
+        self.data_bytes = sum(stop - start for _, start, stop in self.blocks)
 
     def rows(self, block: Block) -> list[Row]:
         """The rows of one block, in a fixed order.

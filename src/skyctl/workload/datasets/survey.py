@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -54,17 +54,21 @@ class Survey:
         return found
 
 
-def survey_records(reader: BlockReader) -> Survey:
+def survey_records(reader: BlockReader, on_progress: Callable[[str], None] = lambda _text: None) -> Survey:
     """Reads the data, or its first 64 MiB, as training will.
+
+    Args:
+        on_progress: told how far it is.
 
     Raises:
         WorkloadError: a record can't be used, and is not to be left out; names file and line.
     """
-    left = SURVEYED_BYTES
+    every = left = min(SURVEYED_BYTES, reader.data_bytes)
     blocks = iter(reader.blocks)
     while left > 0 and (block := next(blocks, None)) is not None:
         reader.rows(block)
         left -= block[2] - block[1]
+        on_progress(f"looking through the records: {1 - max(0, left) / every:.0%}")
     first = reader.first_sample
     shown = [] if first is None else _pieces(first, reader.maker)
     return Survey(
