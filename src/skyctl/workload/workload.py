@@ -327,7 +327,7 @@ class Workload:
         Raises:
             WorkloadError: a file of them, or the tokenizer, can't be read.
         """
-        from skyctl.workload.datasets.record_files import RecordOptions
+        from skyctl.workload.datasets.record_files import RecordOptions, is_file_list
         from skyctl.workload.datasets.rendering import SampleMaker
         from skyctl.workload.datasets.row_order import BlockReader
 
@@ -337,7 +337,10 @@ class Workload:
         options, settings = RecordOptions.from_dict(spec.records), made.settings
         inputs = options.train_on_inputs
         maker = SampleMaker(made.folder, settings.context, settings.vocabulary, train_on_inputs=inputs)
-        return BlockReader(self._record_files, options, maker, held_out)
+        # on a node, beside the list of files, which is there as long as the run's session
+        listed = Path(spec.data_path or "")
+        counts = listed.with_name(f"{listed.name}.rows") if is_file_list(listed) else None
+        return BlockReader(self._record_files, options, maker, held_out, counts)
 
     @cached_property
     def _record_files(self) -> list[RecordFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ from tests.workload.datasets.record_folders import answers, chats, load, model_f
 from skyctl.errors import WorkloadError
 from skyctl.workload.datasets import row_order
 from skyctl.workload.datasets.checked_options import RecordChoices
+from skyctl.workload.datasets.line_conversion import open_records
+from skyctl.workload.datasets.record_batches import RecordData
+from skyctl.workload.datasets.record_files import write_file_list
+from skyctl.workload.datasets.row_order import RowOrder
 from skyctl.workload.structures import value_tensors
+from skyctl.workload.workload import load_workload
 
 pytest.importorskip("transformers")
 
@@ -91,3 +97,20 @@ def test_data_that_changes_while_it_is_read_is_refused(tmp_path: Path, data: Pat
     os.utime(data / "a.jsonl", ns=(1, 1))
     with pytest.raises(WorkloadError, match=r"a\.jsonl has changed since the run began"):
         reader.rows(reader.blocks[0])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_who_goes_on_with_a_run_reads_what_it_trains_on_alone(tmp_path: Path, data: Path) -> None:
+    """A node keeps how many rows its blocks have, beside the list of files that it was sent."""
+    listed = tmp_path / "listed"
+    node = load(model_folder(tmp_path / "m"), data, choices=RecordChoices(False))
+    listed.write_bytes(write_file_list(open_records(data)))
+    node = load_workload(replace(node.spec, data_path=str(listed)))
+    every = list(islice(node.batches(), 24))
+    again = RecordData(node.record_reader(), 4, 0)
+    assert same(next(again.batches(20, 0, 4))[0], every[20][0])
+    reader = node.record_reader()
+    assert next(RowOrder(reader, 0).rows(80))
+    assert 0 < reader.counts.records < 30
+    held_out = RowOrder(replace(reader, held_out=True), 0)
+    assert not held_out._sizes

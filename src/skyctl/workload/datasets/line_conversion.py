@@ -40,7 +40,7 @@ def open_records(data: Path) -> list[RecordFile]:
         WorkloadError: a file can't be read, is damaged, or needs a package that is not installed.
     """
     try:
-        listed = read_file_list(data) if data.is_file() else None
+        listed = read_file_list(data)
         if listed is not None:
             return listed
         return [_as_lines(path, shown_name(data, path)) for path in find_record_files(data)]
@@ -112,10 +112,11 @@ def _convert(path: Path, name: str) -> Converted:
 
 
 def _line(record: Any) -> bytes:
+    """A record as JSON; what JSON has no type for, such as a date beside the text, becomes a text."""
     try:
-        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which ``record_kinds`` names
-        return json.dumps(record, separators=(",", ":")).encode()
+        return json.dumps(record, separators=(",", ":"), default=str).encode()
 
 
 def _array_lines(path: Path, name: str) -> Iterator[bytes]:
@@ -270,11 +271,7 @@ def _parquet_lines(path: Path, name: str) -> Iterator[bytes]:
     try:
         opened = parquet.ParquetFile(path)
         for batch in opened.iter_batches(batch_size=256):
-            for record in batch.to_pylist():
-                try:
-                    yield _line(record)
-                except TypeError as exc:
-                    yield FAULT_MARK + f"a column is of no type that JSON has: {exc}".encode()
+            yield from map(_line, batch.to_pylist())
     except (ValueError, OSError) as exc:  # pyarrow's own errors are kinds of these
         raise WorkloadError(f"{name} can't be read as Parquet: {exc}", hint="write it anew") from exc
 

@@ -137,16 +137,22 @@ def write_file_list(files: Sequence[RecordFile]) -> bytes:
     return FILE_LIST_MAGIC + b", " + rest[1:].encode()
 
 
+def is_file_list(path: Path) -> bool:
+    """Whether a path is a list of files, as a node has it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(FILE_LIST_MAGIC)) == FILE_LIST_MAGIC
+
+
 def read_file_list(path: Path) -> list[RecordFile] | None:
     """The files of a list; None: the file is no list.
 
     The time of a file that was sent is the node's own, so it is taken as the file is now.
     """
-    with path.open("rb") as file:
-        if file.read(len(FILE_LIST_MAGIC)) != FILE_LIST_MAGIC:
-            return None
-        file.seek(0)
-        listed = [RecordFile(**one) for one in json.load(file)["files"]]
+    if not is_file_list(path):
+        return None
+    listed = [RecordFile(**one) for one in json.loads(path.read_bytes())["files"]]
     return [one if one.modified_ns else RecordFile.of(Path(one.path), one.name, one.unit) for one in listed]
 
 

@@ -3,7 +3,7 @@
 A block of lines is read, rendered and packed by itself, so the rows of one are the same in every epoch. Some
 blocks from all over the files are a group; groups follow each other, and the rows of a group are shuffled.
 What is in memory at a time are two groups, and small data as a whole. To begin in the middle of an epoch, the
-rows before are counted, block by block, not trained on.
+rows before are counted, block by block, not trained on; a run's nodes keep those counts as long as it lasts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.datasets.line_blocks import MAX_LINE_BYTES, Block, cut_blocks, line_number, read_lines
@@ -64,6 +65,7 @@ class BlockReader:
     Args:
         held_out: which records are read: False: those that are trained on; True: those that are held out;
             None: all, for none is held out.
+        row_counts: a file that keeps how many rows each block has, for who begins later; None: nobody does.
 
     Attributes:
         blocks: all blocks of the files.
@@ -76,6 +78,7 @@ class BlockReader:
     options: RecordOptions
     maker: SampleMaker
     held_out: bool | None = None
+    row_counts: Path | None = None
     counts: Counts = field(default_factory=Counts)
     first_sample: Sample | None = None
 
@@ -152,7 +155,7 @@ class RowOrder:
 
     def __init__(self, reader: BlockReader, seed: int) -> None:
         self._reader, self._seed = reader, seed
-        self._sizes: dict[Block, int] = {}
+        self._sizes: dict[Block, int] = self._known_sizes()
         self._kept: OrderedDict[Block, list[Row]] = OrderedDict()
         self._group = max(LEAST_GROUP_BLOCKS, GROUP_BYTES // reader.block_bytes)
 
@@ -221,11 +224,32 @@ class RowOrder:
             self._kept.move_to_end(block)
             return self._kept[block]
         rows = self._reader.rows(block)
-        self._sizes[block] = len(rows)
+        self._keep_size(block, len(rows))
         self._kept[block] = rows
         if len(self._kept) > KEPT_BLOCKS:
             self._kept.popitem(last=False)
         return rows
+
+    def _known_sizes(self) -> dict[Block, int]:
+        """What other processes of this run on this node have found; a line that is torn is passed over."""
+        file = self._reader.row_counts
+        if file is None or not file.is_file():
+            return {}
+        found: dict[Block, int] = {}
+        for line in file.read_text().splitlines():
+            held_out, *numbers = line.split(" ")
+            if held_out == str(self._reader.held_out) and len(numbers) == 5:
+                number, start, stop, size = map(int, numbers[:4])
+                found[number, start, stop] = size
+        return {block: found[block] for block in self._reader.blocks if block in found}
+
+    def _keep_size(self, block: Block, size: int) -> None:
+        if block in self._sizes:
+            return
+        self._sizes[block] = size
+        if self._reader.row_counts is not None:
+            with self._reader.row_counts.open("a") as file:
+                file.write(f"{self._reader.held_out} {block[0]} {block[1]} {block[2]} {size} .\n")
 
     def _nothing(self) -> WorkloadError:
         counts = self._reader.counts
