@@ -35,7 +35,7 @@ def sink(note: Callable[[str], None]) -> FolderJournal:
 
 
 def test_a_line_a_step_readable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     notes: list[str] = []
     written = sink(notes.append)
     paths = written.paths
@@ -61,7 +61,7 @@ def test_what_is_heard_is_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
         def acknowledge(self, seq: int) -> None:
             self.done.append(seq)
 
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     paths, session = RunPaths.new(), Session()
     now = timestamp()
     state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)

@@ -7,9 +7,9 @@ IMPORTS = """
 import sys
 from skyctl.cli import attach_command
 from skyctl.files import RunPaths
-from skyctl.run import event_sink, plan_runner
-from skyctl.supervision import background_supervisor, resume
-event_sink.TensorBoardWriter(RunPaths("1"), lambda _text: None)
+from skyctl.run import journal, plan_runner
+from skyctl.supervision import background_supervisor, plan_supervision
+journal.TensorBoardWriter(RunPaths("1"), lambda _text: None)
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "ortools", "sympy"}))
 """
 
