@@ -20,7 +20,7 @@ from skyctl.run.journal import metrics_line
 from skyctl.run.owner_figures import measured_owners
 from skyctl.run.step_collector import StepCollector
 from skyctl.run.step_metrics import build_measurement, layers_spread
-from skyctl.worker.rank_events import CheckpointEvent, ValidationEvent
+from skyctl.worker.rank_events import BatchSketch, CheckpointEvent, ValidationEvent
 
 from ..helpers.events import step_event
 
@@ -59,10 +59,13 @@ def test_memory_does_not_grow_with_the_number_of_steps(monkeypatch: pytest.Monke
     left = []
     for step in range(100, 1_000):
         for rank in range(2):
-            collected.add(rank, step_event(step, loss=float(step), iteration_s=step / 10))
+            event = step_event(step, loss=float(step), iteration_s=step / 10)
+            collected.add(rank, replace(event, batch=BatchSketch()))
         [progress] = collected.complete()
         left.append(progress.left_s)
         assert sum(map(len, collected.by_rank.values())) <= 2 * 52
+        kept = [event for events in collected.by_rank.values() for event in events.values()]
+        assert sum(event.batch is not None for event in kept) == 2, "only of the step that is to be compared"
     assert left[200] == pytest.approx(29.55 * 699), "at the pace of the last ten steps"
     assert [len(events) for events in collected.settled_events()] == [
         collected.reported - collected.oldest

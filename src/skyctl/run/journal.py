@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +36,8 @@ class Acknowledging(Protocol):
         """The event of that number is handled: the node may forget it."""
 
 
-EventHistory = Sequence[tuple[int, dict[str, Any]]]
-"""(rank, message) of an earlier process, in the order in which it wrote them down."""
+EventHistory = Iterable[tuple[int, dict[str, Any]]]
+"""(rank, message) of an earlier process, in the order in which it wrote them down; read once."""
 
 
 class Journal(Protocol):

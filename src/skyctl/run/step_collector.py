@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from skyctl.checkpoint.node.replicator_events import ShardDigest
@@ -48,6 +48,7 @@ class StepCollector:
     unit: str = "step"
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
+    _compared: int = 0
     _old_losses: array[float] = field(default_factory=lambda: array("d"))
     _old_seconds: array[float] = field(default_factory=lambda: array("d"))
 
@@ -86,6 +87,7 @@ class StepCollector:
 
         A step that is validated has ended when the validation has.
         """
+        self._forget_batches()
         out = []
         while self.reported < self.steps and self._has_ended(self.reported):
             out.append(self._progress(self.reported))
@@ -93,6 +95,14 @@ class StepCollector:
             while self.reported - self.oldest > KEPT_STEPS + len(out):  # these are to be looked at yet
                 self._drop_oldest()
         return out
+
+    def _forget_batches(self) -> None:
+        """Of steps that were handed out before: they were compared then, and are a third of what is kept."""
+        for step in range(max(self._compared, self.oldest), self.reported):
+            for events in self.by_rank.values():
+                if step in events:
+                    events[step] = replace(events[step], batch=None, validation_batch=None)
+        self._compared = self.reported
 
     @property
     def settled_steps(self) -> range:

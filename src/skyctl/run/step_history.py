@@ -24,8 +24,8 @@ class StepHistory:
     def read(cls, metrics: Path) -> StepHistory:
         """From a run's metrics.jsonl; what can't be read of it is left out."""
         made = cls()
-        with suppress(OSError):
-            for text in metrics.read_text(encoding="utf-8").splitlines():
+        with suppress(OSError), metrics.open(encoding="utf-8") as lines:
+            for text in lines:
                 with suppress(ValueError, KeyError, TypeError):
                     line = json.loads(text)
                     made.steps[int(line["step"])] = (float(line["loss"]), float(line["iteration_s"]))

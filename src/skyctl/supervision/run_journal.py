@@ -223,10 +223,11 @@ class RunJournal:
         self.flush()
         yield from _json_lines(self.paths.events)
 
-    def past(self) -> list[tuple[int, dict[str, Any]]]:
+    def past(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """(rank, event) of all that the last attempt's ranks have reported, in order."""
-        ranks = ((rank_of_task(str(event.get("who"))), event) for event in self.events())
-        return [(rank, event) for rank, event in ranks if rank is not None]
+        for event in self.events():
+            if (rank := rank_of_task(str(event.get("who")))) is not None:
+                yield rank, event
 
     @property
     def reported(self) -> int:
