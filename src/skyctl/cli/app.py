@@ -37,6 +37,7 @@ from skyctl.cli import (
     watch_command,
 )
 from skyctl.cli.examples import format_examples
+from skyctl.cli.fresh_launch import find_left_run, go_on_launching
 from skyctl.cli.mistyped_words import ScriptCommand, SkyctlCommand, SkyctlGroup
 
 app = typer.Typer(
@@ -107,6 +108,8 @@ app.add_typer(lab_command.app, name="lab")
 def main() -> None:
     """The entry point of the ``skyctl`` script. Ends the process with the contract's exit codes."""
     try:
+        if (left := find_left_run()) is not None:
+            sys.exit(go_on_launching(left))
         app()
     except KeyboardInterrupt:  # before or after the command itself
         print("error: interrupted", file=sys.stderr)

@@ -16,7 +16,6 @@ from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
     from skyctl.run.callbacks import RunCallbacks
-    from skyctl.run.run_lock import RunLock
     from skyctl.supervision.run_status import InspectedRun
 
 POLL_S = 0.25
@@ -36,7 +35,9 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
     Ctrl-C asks whether to stop the run, to detach from it or to go on; without a terminal and with -y it
     stops it. SIGTERM and a closed terminal detach.
     """
+    from skyctl.cli.run_display import take_over_on_terminal
     from skyctl.run.run_lock import acquire_run_lock
+    from skyctl.supervision.background_supervisor import take_over_any
     from skyctl.supervision.run_status import inspect_run, refuse_other_machine, resolve_run
 
     observed = resolve_run(run)
@@ -57,7 +58,9 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
                 # Another process was quicker; that one can be watched.
             else:
                 if not lock.run_ended:
-                    return _take_over(out, lock, yes=yes)
+                    detaching = (signal.SIGHUP, signal.SIGTERM)
+                    take_over_on_terminal(out, lock, "attach", detaching, take_over_any, yes=yes)
+                    return 0
                 lock.release()
         observed = inspect_run(name)
     return show_ended(out, observed)
@@ -85,28 +88,6 @@ def _watch(out: Output, run: InspectedRun, *, yes: bool) -> int | None:
     if outcome == "alone":
         out.warn("its supervisor is gone; this process takes its place")
     return None
-
-
-def _take_over(out: Output, lock: RunLock, *, yes: bool) -> int:
-    """Supervises the run from here on, until it ends or is detached from."""
-    from skyctl.cli.run_display import detachable_callbacks, show_outcome
-    from skyctl.supervision.background_supervisor import hand_over, take_over_any
-    from skyctl.supervision.run_logs import read_state
-
-    with (
-        lock,
-        out.progress("attach") as progress,
-        detachable_callbacks(
-            out,
-            progress,
-            (signal.SIGHUP, signal.SIGTERM),
-            yes=yes,
-            prints_results=read_state(lock.paths).is_script,
-        ) as callbacks,
-    ):
-        outcome = take_over_any(lock, callbacks, lambda run: hand_over(run, callbacks.phase))
-    show_outcome(out, lock.paths.run_id, outcome)
-    return 0
 
 
 def show_ended(out: Output, run: InspectedRun) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from skyctl.records.plan import Plan
     from skyctl.run.callbacks import RankOfNode, RunCallbacks, StepProgress
     from skyctl.run.run import Run
+    from skyctl.run.run_lock import RunLock
     from skyctl.run.run_options import RunOptions
     from skyctl.supervision.background_supervisor import RunEnd
     from skyctl.supervision.run_logs import RankLogLine
+    from skyctl.supervision.run_opening import OnDetach
 
 InterruptAnswer = Literal["stop", "detach", "go on"]
 INTERRUPT_ANSWERS: tuple[InterruptAnswer, ...] = get_args(InterruptAnswer)
@@ -231,12 +233,58 @@ def supervise_on_terminal(
         make_plan: called once, with Ctrl-C taken care of.
         yes: Ctrl-C stops it without a question.
         detach: leave it to the background once it trains.
+
+    A process that is this one command starts anew meanwhile, where that saves memory (``fresh_start``).
     """
-    from skyctl.supervision.background_supervisor import hand_over
+    from skyctl.supervision.background_supervisor import hand_over, start_background
+    from skyctl.supervision.fresh_start import FreshStart, LeftRun, repeatable_command
     from skyctl.supervision.plan_supervision import supervise_run
 
-    with detachable_callbacks(out, progress, (signal.SIGHUP,), yes=yes, detach=detach) as callbacks:
-        return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))
+    with ExitStack() as stack:
+        callbacks = stack.enter_context(
+            detachable_callbacks(out, progress, (signal.SIGHUP,), yes=yes, detach=detach)
+        )
+        command = repeatable_command()
+        if command is None or detach:
+            return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))
+        told = LeftRun(run.run_id, yes, as_json=out.as_json, quiet=out.quiet, verbose=out.verbose)
+        anew = stack.enter_context(FreshStart(run, command, told))
+
+        def leave(left: Run) -> int:
+            if not anew.begun:
+                return hand_over(left, callbacks.phase)
+            anew.execute(progress.stop)
+            return start_background(left.journal.paths)
+
+        return supervise_run(run, make_plan(), anew.beside(callbacks), leave)
+
+
+def take_over_on_terminal(
+    out: Output,
+    lock: RunLock,
+    title: str,
+    signals: Sequence[signal.Signals],
+    take_over: Callable[[RunLock, RunCallbacks, OnDetach], RunEnd | None],
+    *,
+    yes: bool,
+) -> None:
+    """Takes a run over and supervises it here, until it ends or is detached from.
+
+    Args:
+        signals: those that detach.
+        take_over: ``take_over_any``, or one of those that it calls.
+    """
+    from skyctl.supervision.background_supervisor import hand_over
+    from skyctl.supervision.run_logs import read_state
+
+    is_script = read_state(lock.paths).is_script
+    with (
+        lock,
+        out.progress(title) as progress,
+        detachable_callbacks(out, progress, signals, yes=yes, prints_results=is_script) as callbacks,
+    ):
+        outcome = take_over(lock, callbacks, lambda run: hand_over(run, callbacks.phase))
+    show_outcome(out, lock.paths.run_id, outcome)
 
 
 def show_outcome(out: Output, run_id: str, outcome: RunEnd | None) -> None:

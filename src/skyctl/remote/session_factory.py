@@ -191,7 +191,7 @@ def close_sessions(sessions: Iterable[Session]) -> None:
 def ignore_interrupts() -> Iterator[None]:
     """While it lasts, Ctrl-C does nothing: for what is bounded and must be done to its end."""
     ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    before = signal.signal(signal.SIGINT, lambda *_: None) if ours else None  # a wake-up descriptor hears it
     try:
         yield
     finally:

@@ -76,8 +76,12 @@ class Run:
         path = self.journal.paths.log(rank)
         return str(path) if path.exists() else None
 
-    def leave(self) -> None:
-        """Detaches from the sessions, writes everything down and releases the lock. Idempotent."""
+    def leave(self, *, for_itself: bool = False) -> None:
+        """Detaches from the sessions, writes everything down and releases the lock. Idempotent.
+
+        Args:
+            for_itself: this process will take it over again, and keeps the lock meanwhile.
+        """
         if self.left:
             return
         self.left = True
@@ -85,9 +89,10 @@ class Run:
             for session in self.sessions.values():
                 with suppress(SkyctlError, ValueError):
                     session.detach()
-        self.journal.update(supervisor=None)
+        if not for_itself:
+            self.journal.update(supervisor=None)
         self.journal.close()
-        if self.lock is not None:
+        if self.lock is not None and not for_itself:
             self.lock.release()
 
     @contextmanager

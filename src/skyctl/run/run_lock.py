@@ -74,6 +74,18 @@ class RunLock:
         """Whether the run has ended: whoever had the lock before may have ended it."""
         return read_record(RunState, self.paths.state).status in ENDED
 
+    @classmethod
+    def inherited(cls, paths: RunPaths, fd: int) -> RunLock:
+        """The lock of a process that was started anew meanwhile, from what ``inherit`` gave."""
+        os.set_inheritable(fd, False)
+        return cls(paths, fd, this_process(attached=True))
+
+    def inherit(self) -> int:
+        """Has the lock stay with this process when it executes another program; its descriptor."""
+        assert self._fd is not None, "it was released"
+        os.set_inheritable(self._fd, True)
+        return self._fd
+
     def release(self) -> None:
         """Releases the lock. Idempotent."""
         fd, self._fd = self._fd, None

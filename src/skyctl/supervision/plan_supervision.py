@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,12 +32,13 @@ from skyctl.supervision.run_settings import connect_of, options_of, request_of
 
 
 def take_over(
-    lock: RunLock, callbacks: RunCallbacks, detach: OnDetach
+    lock: RunLock, callbacks: RunCallbacks, detach: OnDetach, ready: Callable[[], None] = lambda: None
 ) -> tuple[Measurement, RunPaths] | None:
     """Supervises the run to its end; None where it was detached from.
 
     Args:
         lock: of a run that has not ended. It may have while the lock was waited for (``RunLock.run_ended``).
+        ready: called once the run's sessions are this process's: what it raises ends the run.
 
     Raises:
         InputError: its files can't be read.
@@ -50,6 +52,7 @@ def take_over(
         if tasks is None and unreached and not some_rank_ended(run):
             run.leave()
             raise _unreached_error(run, list(unreached))
+        ready()
         if tasks is None:
             step = run.journal.state.checkpoint
             how = f"it goes on from the checkpoint of step {step}" if step else "it begins again"
