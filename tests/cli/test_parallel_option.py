@@ -209,8 +209,8 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (UP, [[N1, N2], [N2, N1]], "up: no way leads from 'n1/cpu:0'"),
         (UP, [[N1]], "up: an edge names two devices"),
         (("sync", "groups", 0, "stop"), 1, "sync groups cover 1 layers, the problem has 2"),
-        (("version",), 15, "reads version 14 only\n  next: make it anew: skyctl plan WORKLOAD -o plan.json"),
-        (("version",), 13, "plan.json is skyctl/plan version 13; this skyctl reads version 14 only"),
+        (("version",), 16, "reads version 15 only\n  next: make it anew: skyctl plan WORKLOAD -o plan.json"),
+        (("version",), 14, "plan.json is skyctl/plan version 14; this skyctl reads version 15 only"),
     ],
     ids=lambda value: None if not isinstance(value, str) else value[:30],
 )

@@ -229,8 +229,8 @@ def test_a_run_that_is_resumed_has_settled_how_it_is_planned(words: tuple[str, s
     )
     state: Any = SimpleNamespace()
     stored_run: Any = SimpleNamespace(state=state, paths=SimpleNamespace(run_id="r"))
-    names = ("batch_size", "seed", "dtype", "data_path", "records", "random_inputs", "learning_rate")
-    spec = SimpleNamespace(**dict.fromkeys(names))
+    names = ("batch_size", "seed", "dtype", "lora_text", "data_path", "records", "random_inputs")
+    spec = SimpleNamespace(**dict.fromkeys((*names, "learning_rate")))
     request: Any = SimpleNamespace(spec=spec, recipe=Recipe(total_steps=1))
     with pytest.raises(InputError, match=f"{words[0]} {words[1]} does not go with --resume"):
         _refuse_other_training(stored_run, request, options)

@@ -68,7 +68,7 @@ def test_a_script_without_model_is_neither_run_nor_measured(
     ],
 )
 def test_what_may_be_meant_comes_first(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("plan.json").write_text(json.dumps({"kind": "skyctl/plan", "version": 14}))
+    Path("plan.json").write_text(json.dumps({"kind": "skyctl/plan", "version": 15}))
     done = run_here(capsys, *typed.split())
     assert done.returncode == 2, done.stderr
     assert words in done.stderr

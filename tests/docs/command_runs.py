@@ -81,6 +81,10 @@ ELSEWHERE = {
         "tests/workload/hf/test_hub_launch.py",
         '"launch"',
     ),
+    "skyctl launch hf:models/qwen,context=256 --data book.txt --lora r=16,alpha=32 --learning-rate 2e-4": (
+        "tests/workload/hf/test_lora_launch.py",
+        '"--lora", LORA',
+    ),
     "python -m skyctl.workload.hf.export RUN/weights.safetensors hf:DIR OUT": (
         "tests/workload/hf/test_stored_files.py",
         "export.main(words)",

@@ -150,7 +150,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
     conditions = {"wall_s": 2.0, "own_cpus": 1.0, "others_cpus": 0.1, "share": 0.9, "notes": ["busy"]}
     return {
         "kind": "skyctl/profile",
-        "version": 12,
+        "version": 13,
         "cluster": "home",
         "cluster_digest": "d",
         "created": "2026-01-01T00:00:00Z",

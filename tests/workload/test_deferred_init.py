@@ -242,3 +242,12 @@ def test_batch_norm_counts_from_zero(user: Make) -> None:
     norm(torch.randn(3, 4))
     assert workload.build(1, 2)[0].num_batches_tracked == 0
     assert norm.num_batches_tracked == 1
+
+
+def test_code_that_asks_where_tensors_are_made_finds_the_meta_device() -> None:
+    """As transformers does in ``from_pretrained``, which leaves values for later there."""
+    with deferred_initialization(0):
+        assert torch.tensor([]).device.type == "cpu"
+        with torch.device("meta"):
+            assert torch.tensor([]).device.type == "meta"
+            assert torch.ones(2).device.type == "cpu"

@@ -111,35 +111,44 @@ def export(
             help="A .safetensors file, a .pt file (a plain state dict), or for hf: workloads a new folder.",
         ),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run with --lora: the model with its adapters merged in.")
+    ] = False,
     cluster: ClusterOption = None,
     offline: OfflineOption = False,
     connection: ConnectionOptions,
 ) -> None:
     """Write a run's weights as one file; for hf: workloads as a from_pretrained folder.
 
-    Those that it has ended with, or of its newest checkpoint that is whole, or of --step.
+    Those that it has ended with, or of its newest checkpoint that is whole, or of --step. Of a run with
+    --lora they are its adapters, as a folder of peft's.
     """
     from skyctl.checkpoint.launcher.stored_checkpoints import gather_checkpoint
-    from skyctl.jobs.weight_files import export_last_weights, write_weights
     from skyctl.supervision.run_status import load_run
+    from skyctl.supervision.weight_files import export_last_weights, write_weights
 
     stored_run = load_run(run)
     if run is None:
         out.note(f"run {stored_run.paths.run_id}")
     as_folder = stored_run.state.workload.startswith("hf:")
+    if merge and (stored_run.plan.workload is None or stored_run.plan.workload.lora is None):
+        raise InputError(
+            f"--merge: run {stored_run.paths.run_id} has trained the model itself, and no adapters",
+            hint="leave it out",
+        )
     target = output or Path(stored_run.paths.run_id if as_folder else "weights.safetensors")
     if not as_folder:
         check_output(target)
     path: Path | None = None
     if step in (None, stored_run.state.step):
-        path = export_last_weights(stored_run, target)
+        path = export_last_weights(stored_run, target, merge=merge)
     exported_step = stored_run.state.step
     if path is None:
         with (
             connect_replicators(out, stored_run, cluster, connection, offline=offline) as nodes,
             gather_checkpoint(stored_run, nodes.replicators, nodes.sessions, step) as (exported_step, layers),
         ):
-            path = write_weights(layers, target, stored_run.state.workload)
+            path = write_weights(layers, target, stored_run, merge=merge)
     out.line(f"step {exported_step}: {path}")
     out.json({"run_id": stored_run.paths.run_id, "step": exported_step, "path": str(path)})
 

@@ -205,21 +205,22 @@ def _model_folder(out: Output, model: str) -> Iterator[str]:
         yield f"hf:{model}"
         return
     from skyctl.files import home, make_private
-    from skyctl.jobs.weight_files import export_last_weights
     from skyctl.supervision.run_status import load_run
+    from skyctl.supervision.weight_files import export_last_weights
 
     run = load_run(model)
     run_id, source = run.paths.run_id, run.state.workload
+    merge = " --merge" if run.plan.workload is not None and run.plan.workload.lora is not None else ""
     if not source.startswith("hf:"):
         raise InputError(
             f"run {run_id} is of {source}: only hf: workloads generate text",
             hint="a model of your own generates in plain torch: skyctl checkpoint export",
         )
     with tempfile.TemporaryDirectory(prefix="generate-", dir=make_private(home())) as folder:
-        if export_last_weights(run, Path(folder) / "model") is None:
+        if export_last_weights(run, Path(folder) / "model", merge=True) is None:
             raise InputError(
                 f"run {run_id} is {run.state.status}, and has no last weights on this machine",
-                hint=f"of its newest checkpoint: skyctl checkpoint export {run_id} -o DIR, then "
+                hint=f"of its newest checkpoint: skyctl checkpoint export {run_id}{merge} -o DIR, then "
                 "skyctl generate hf:DIR",
             )
         out.detail(f"the weights of run {run_id}")

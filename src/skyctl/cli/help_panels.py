@@ -17,7 +17,7 @@ OWN = "Options"
 PANELS: Mapping[str, Sequence[str]] = {
     "Training": (
         *("--steps", "--resume", "--init-from", "--learning-rate", "--batch-size", "--seed"),
-        *("--dtype", "--data", "--ship", "--random-inputs", "--no-compare", "--max-restarts"),
+        *("--dtype", "--lora", "--data", "--ship", "--random-inputs", "--no-compare", "--max-restarts"),
     ),
     "Plan": (
         *("--strategy", "--parallel", "--microbatches", "--pin-first", "--pin-last", "--helper"),

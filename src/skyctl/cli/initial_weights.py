@@ -97,7 +97,7 @@ def _bring_checkpoint(out: Output, stored_run: StoredRun, options: LaunchOptions
         gather_checkpoint,
     )
     from skyctl.cli.checkpoint_command import connect_replicators
-    from skyctl.jobs.weight_files import write_weights
+    from skyctl.supervision.weight_files import write_weights
 
     own_file = stored_run.state.cluster_file
     cluster = None if own_file is not None and Path(own_file).is_file() else options.cluster

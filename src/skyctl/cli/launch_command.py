@@ -170,6 +170,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--batch-size": options.batch_size,
         "--seed": options.seed,
         "--dtype": options.dtype,
+        "--lora": options.lora,
         "--no-compare": options.no_compare or None,
         "--no-trial": None if options.trial else True,
     }
@@ -224,7 +225,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
         progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
     ) -> Plan:
         from skyctl.cli.form_trial import try_forms
-        from skyctl.cli.show_plan import show_left_out, show_link_dtypes, show_plan
+        from skyctl.cli.show_plan import show_full_training, show_left_out, show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
         from skyctl.jobs.contradiction_recheck import recheck_contradictions
         from skyctl.jobs.form_trial import make_trial
@@ -255,6 +256,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
             plan = try_forms(*tried, yes=options.yes, wanted=options.trial)
         show_plan(out, plan)
         show_left_out(out, plan, profile)
+        show_full_training(out, plan, profile)
         show_link_dtypes(out, plan)
         return plan
 
@@ -314,6 +316,9 @@ def _train(
         request, loaded = _load(out, load, progress)
         from skyctl.supervision.run_opening import new_run
         from skyctl.supervision.run_settings import saved_settings
+        from skyctl.workload.starting_weights import with_frozen_digest
+
+        request = replace(request, spec=with_frozen_digest(request.spec))
 
         sessions = stack.enter_context(connect_nodes(nodes, connect, progress, target.everyone, connector))
         require_all(sessions.failures)

@@ -34,14 +34,14 @@ UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
             "problem",
             (
                 *("workload", "cluster", "limit", "profile", "from_run", "batch_size", "seed", "dtype"),
-                *("data", "ship", "random_inputs", "no_compare", "no_learn", "encrypt", "backend"),
+                *("lora", "data", "ship", "random_inputs", "no_compare", "no_learn", "encrypt", "backend"),
             ),
             "which says it all",
         ),
         UnusedOptions(
             "from_run",
             (
-                *("limit", "profile", "batch_size", "seed", "dtype"),
+                *("limit", "profile", "batch_size", "seed", "dtype", "lora"),
                 *("no_compare", "no_learn", "encrypt", "backend"),
             ),
             "which says it all",
@@ -77,7 +77,7 @@ PLANNED = (
     *("strategy", "parallel", "sync_format", "uncompressed_steps", "sync", "sync_delay", "undelayed_steps"),
     *("staleness", "helper", "pin_first", "pin_last", "microbatches", "schedule", "link_dtype", "trial"),
     *("local_steps", "owners", "prox_mu", "outer_lr", "outer_momentum", "clients_per_round"),
-    *("drop_stragglers", "round_deadline", "batch_size", "seed", "dtype", "no_compare"),
+    *("drop_stragglers", "round_deadline", "batch_size", "seed", "dtype", "lora", "no_compare"),
 )
 """Parameters whose defaults do not count beside ``launch PLAN.json``: a plan has settled them."""
 

@@ -239,6 +239,15 @@ class WorkloadOptions:
             help="Default float32, or the plan's or run's.",
         ),
     ] = None
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            "--lora",
+            metavar="r=16,alpha=32,…",
+            help="Train low-rank adapters of an hf: model alone: r, alpha, dropout, targets (default "
+            "all-linear), and other names of peft's LoraConfig.",
+        ),
+    ] = None
     data: Annotated[
         Path | None,
         typer.Option(
@@ -329,6 +338,7 @@ class WorkloadOptions:
             batch_size=self.batch_size or DEFAULT_BATCH_SIZE,
             seed=self.seed or 0,
             dtype=self.dtype or DEFAULT_DTYPE,
+            lora=self.lora,
             learning_rate=learning_rate,
             data_path=str(self.data) if self.data is not None else None,
             ship=tuple(self.ship or ()),

@@ -314,7 +314,7 @@ def _plan_from_profile(
     out: Output, workload: str, options: PlanCommandOptions, search: PlanOptions
 ) -> tuple[Plan, Profile]:
     """From a profile, which is given as well, and what runs on the same machines have seen since."""
-    from skyctl.cli.show_plan import show_left_out
+    from skyctl.cli.show_plan import show_full_training, show_left_out
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.jobs.profiles import find_profile
     from skyctl.planning.plan_from_profile import plan_profile
@@ -337,6 +337,7 @@ def _plan_from_profile(
     )
     plan = plan_profile(profile, search, request.ref(digest))
     show_left_out(out, plan, profile)
+    show_full_training(out, plan, profile)
     if search.learn:
         show_learned(out, profile, plan.problem.microbatches)
     return plan, profile

@@ -135,13 +135,16 @@ def _refuse_other_training(stored_run: StoredRun, request: TrainingRequest, opti
         InputError: an option says something else than the run.
     """
     from skyctl.supervision.resume import other_training_error
+    from skyctl.workload.hf.lora_options import format_lora, parse_lora
 
     spec, recipe = request.spec, request.recipe
+    lora = format_lora(parse_lora(options.lora)) if options.lora is not None else None
     data = str(options.data.expanduser().resolve()) if options.data is not None else None
     settled = {
         "--batch-size": (options.batch_size, spec.batch_size),
         "--seed": (options.seed, spec.seed),
         "--dtype": (options.dtype, spec.dtype),
+        "--lora": (lora, spec.lora_text),
         "--data": (data, spec.data_path),
         "--packing": (options.packing, (spec.records or {}).get("packing")),
         "--train-on-inputs": (options.train_on_inputs or None, (spec.records or {}).get("train_on_inputs")),

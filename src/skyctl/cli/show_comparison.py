@@ -256,6 +256,7 @@ def describe_reproduction(
         *versions(profile),
         ("seed", f"{spec.seed} (of initial weights and data)"),
         ("batch", f"{spec.batch_size} samples a step, {spec.dtype}"),
+        *([("adapters", spec.lora_text)] if spec.lora_text is not None else []),
     ]
     if spec.learning_rate is not None:
         facts.append(("learning rate", f"{spec.learning_rate:g}"))

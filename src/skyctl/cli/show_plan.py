@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_pipelines import describe_hybrid, describe_sums, load_cells, pipeline_rows, share_rows
 from skyctl.compare.form_summary import describe_forms, form_table
-from skyctl.compare.number_format import format_estimate, format_ratio, format_seconds
+from skyctl.compare.number_format import format_bytes, format_estimate, format_ratio, format_seconds
 from skyctl.compare.rhythm_summary import describe_rounds
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
@@ -71,6 +71,20 @@ def show_left_out(out: Output, plan: Plan, profile: Profile) -> None:
     """A note on devices that the backend asked for could not serve."""
     if (text := describe_left_out(plan, profile)) is not None:
         out.note(text)
+
+
+def show_full_training(out: Output, plan: Plan, profile: Profile) -> None:
+    """A note on what each device would hold if the model itself were trained, and not adapters alone."""
+    shapes = profile.workload.shapes if profile.workload is not None else ()
+    layers = next((s.layers for s in shapes if s.microbatches == plan.problem.microbatches), ())
+    if not layers or any(layer.full_state_bytes is None for layer in layers):
+        return
+    told = []
+    for stage in plan.placed_stages:
+        held = layers[stage.start : stage.stop]
+        full = format_bytes(sum(layer.full_state_bytes or 0.0 for layer in held))
+        told.append(f"{full} on {stage.device} (now {format_bytes(sum(x.state_bytes for x in held))})")
+    out.note(f"full training would hold weights, gradients and optimizer state of {', '.join(told)}")
 
 
 def _stage_rows(plan: Plan, bar: int) -> list[dict[str, object]]:

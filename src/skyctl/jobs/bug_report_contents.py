@@ -30,7 +30,7 @@ from skyctl.records.cluster import Cluster
 
 PACKAGES = (
     *("torch", "pydantic", "paramiko", "cryptography", "ortools", "numpy", "typer", "rich", "PyYAML"),
-    *("transformers", "safetensors", "tensorboard"),
+    *("transformers", "peft", "safetensors", "tensorboard"),
 )
 DEVICE_ID = re.compile(r"[^/]+/[a-z]+:\d+")
 _PLAIN_VALUE = re.compile(r"[-+0-9._e]*|true|false|none", re.IGNORECASE)

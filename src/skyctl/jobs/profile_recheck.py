@@ -51,7 +51,11 @@ def request_of_profile(
     specs: list[WorkloadSpec] = []
     for source in (had.source, str(folder / Path(had.source).expanduser())):
         with suppress(WorkloadError):
-            specs.append(make_spec(source, batch_size=had.batch_size, dtype=had.dtype, random_inputs=True))
+            specs.append(
+                make_spec(
+                    source, lora=had.lora, batch_size=had.batch_size, dtype=had.dtype, random_inputs=True
+                )
+            )
     same = [spec for spec in specs if digest_workload(spec) == had.digest]
     if not same:
         what = "has changed since it was measured" if specs else f"is neither here nor in {folder.absolute()}"

@@ -190,6 +190,8 @@ def profile_misfit(
     if profile.interrupted:
         return "its probe was interrupted before it had measured links"
     if measured.digest != digest:
+        if measured.lora != request.spec.lora_text:
+            return f"it was measured with {f'--lora {measured.lora}' if measured.lora else 'no --lora'}"
         if measured.source == request.spec.source:
             return f"{measured.source} has changed since it was measured"
         return f"it holds {measured.source}"

@@ -145,6 +145,7 @@ def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
     workload = next((o.plan.workload for o in outcomes if o.plan is not None), None)
     if workload is not None:
         about = [f"batch {workload.batch_size} in {about[0]}", workload.dtype]
+        about += [f"LoRA {workload.lora}"] if workload.lora is not None else []
     about[0] += "".join(
         f" ({o.strategy}: {o.plan.problem.microbatches})"
         for o in outcomes

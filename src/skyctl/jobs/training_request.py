@@ -120,6 +120,7 @@ class TrainingRequest:
             ("--batch-size", spec.batch_size, DEFAULT_BATCH_SIZE),
             ("--microbatches", ",".join(map(str, self.sweep)) or self.microbatches, None),
             ("--dtype", spec.dtype, "float32"),
+            ("--lora", spec.lora_text, None),
             ("--seed", spec.seed, 0),
             ("--data", spec.data_path, None),
         ):
@@ -139,6 +140,7 @@ class TrainingRequest:
             digest=digest_training(self.spec, digest),
             batch_size=self.spec.batch_size,
             dtype=self.spec.dtype,
+            lora=self.spec.lora_text,
             seed=self.spec.seed,
         )
 
@@ -185,6 +187,7 @@ def load_plan_request(
         batch_size=ref.batch_size,
         seed=ref.seed,
         dtype=ref.dtype,
+        lora=ref.lora,
         learning_rate=learning_rate,
         data_path=data_path,
         ship=tuple(ship),

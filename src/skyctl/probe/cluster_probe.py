@@ -277,6 +277,7 @@ def _workload_profile(
         shapes=tuple(shapes),
         ties=find_ties(workload),
         comparison=comparison,
+        lora=spec.lora_text,
     )
 
 

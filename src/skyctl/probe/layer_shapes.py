@@ -37,6 +37,7 @@ def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int
                     deferred_bytes=float(cost.deferred_bytes),
                     gradient_bytes=float(cost.gradient_bytes),
                     gradient_matrices=cost.gradient_matrices,
+                    full_state_bytes=cost.full_state_bytes,
                 )
                 for cost in count_layer_costs(workload, size)
             )

@@ -22,6 +22,7 @@ Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 class WorkloadRef(Record):
     """The workload that a plan was made for; ``batch_size`` in samples per step.
 
+    ``lora``: the adapters that alone are trained, as ``--lora`` takes them; None: the model is.
     ``uncompared``: why it is not known that it trains, cut into layers, as in plain torch; None: it is.
     """
 
@@ -30,6 +31,7 @@ class WorkloadRef(Record):
     batch_size: Count
     dtype: str
     seed: int
+    lora: str | None = None
     uncompared: str | None = None
 
 
@@ -200,7 +202,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[14] = 14
+    version: Literal[15] = 15
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem

@@ -245,7 +245,8 @@ class LayerCosts(Record):
 
     ``gradient_bytes``: of its trained parameters' gradients in float32.
     ``gradient_matrices``: (rows, columns) of its trained parameters of two dimensions or more, rows being the
-    first dimension.
+    first dimension. ``full_state_bytes``: ``state_bytes`` without adapters, if all were trained; None: there
+    are none.
     """
 
     name: Name
@@ -258,6 +259,7 @@ class LayerCosts(Record):
     deferred_bytes: Bytes
     gradient_bytes: Bytes
     gradient_matrices: Seq[MatrixSize]
+    full_state_bytes: Bytes | None = None
 
 
 class ShapeProfile(Record):
@@ -294,6 +296,7 @@ class WorkloadProfile(Record):
     """The workload that was probed, at every microbatch size that may be chosen.
 
     ``ties``: its layers that share trained parameters. ``comparison``: of its cut with the model itself.
+    ``lora``: the adapters that alone are trained, as ``--lora`` takes them; None: the model is.
     """
 
     source: str
@@ -303,6 +306,7 @@ class WorkloadProfile(Record):
     shapes: Seq[ShapeProfile]
     ties: Seq[Tie]
     comparison: CutComparison
+    lora: str | None = None
 
 
 class NodeFailure(Record):
@@ -320,7 +324,7 @@ class Profile(FileRecord):
     """
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[12] = 12
+    version: Literal[13] = 13
     cluster: Name
     cluster_digest: str
     created: str

@@ -123,13 +123,15 @@ class OrderMaker:
         """By node that holds a stage, the workload as that node is told it.
 
         Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
+        One of adapters lacks the frozen weights, so these are.
         """
         run, spec, held = self._run, self._request.spec, layers_by_node(plan)
         nodes = used_nodes(plan, run.cluster)
         layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
         ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: run.sessions[name] for name in layers}
-        stored = None if restored and spec.init_from is not None else layers
+        alone = restored and spec.init_from is not None and spec.lora is None
+        stored = None if alone else layers
         return send_workload(spec, sessions, with_data=ends, layers=stored, files=self.files_to_ship())
 
     def _checkpoints(

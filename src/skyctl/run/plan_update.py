@@ -364,7 +364,7 @@ def _from_profile(name: str, plan: Plan, run: Problem, cluster: Cluster) -> Prob
         if profile.encrypted != plan.encrypted:
             continue
         devices = [device for device in profile.devices if device.node == name]
-        if profiled.source != ref.source or not devices:
+        if (profiled.source, profiled.lora) != (ref.source, ref.lora) or not devices:
             continue
         try:
             made = _build_problem(gather_evidence(profile, profiles), run, costs_of(plan))

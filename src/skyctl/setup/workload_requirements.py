@@ -1,4 +1,5 @@
-"""What a workload requires beside torch: by a file that lies beside it, or ``transformers`` for ``hf:``."""
+"""What a workload requires beside torch: by a file that lies beside it; for ``hf:`` ``transformers``, and
+``peft`` where this machine has it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def read_workload_requirements(workload: str | None) -> Requirements:
         return Requirements()
     source = parse_source(workload)
     if source.kind == "hf":
-        return Requirements((_transformers_requirement(),), (), "hf:")
+        return Requirements(_hub_requirements(), (), "hf:")
     if source.path is None:
         return Requirements()
     listed, project = source.path.parent / REQUIREMENTS_FILE, source.path.parent / PROJECT_FILE
@@ -169,11 +170,14 @@ def _canonical_name(line: str) -> str:
     return canonicalize_name(parse_requirement(line).name)
 
 
-def _transformers_requirement() -> str:
-    try:
-        return f"transformers=={version('transformers')}"
-    except PackageNotFoundError:
-        return f"transformers>={OLDEST_TRANSFORMERS}"
+def _hub_requirements() -> tuple[str, ...]:
+    found = []
+    for package, otherwise in (("transformers", (f"transformers>={OLDEST_TRANSFORMERS}",)), ("peft", ())):
+        try:
+            found.append(f"{package}=={version(package)}")
+        except PackageNotFoundError:
+            found += otherwise
+    return tuple(found)
 
 
 def _read_requirement_lines(path: Path, depth: int) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from skyctl.checkpoint.node import layout, safetensors
 from skyctl.checkpoint.node.atomic_file import FileDigest
 from skyctl.checkpoint.node.replicator_events import ShardDigest
-from skyctl.checkpoint.node.shards import ShardStamp, StageState
+from skyctl.checkpoint.node.shards import ShardStamp, StageState, frozen_names
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
 from skyctl.worker.rank_events import CheckpointEvent, TensorSketch
 from skyctl.worker.rank_order import AnyRankOrder, CheckpointOptions, RankOrder
@@ -196,7 +196,7 @@ def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: Lay
     Where ``own_names`` is in the metadata the launcher drops the index: names are those in the whole model.
 
     In mixed precision these are the float32 masters. State that is no tensor (a module's extra state) is left
-    out.
+    out, and so are frozen weights beside adapters.
 
     Args:
         start: the first layer's index.
@@ -204,8 +204,9 @@ def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: Lay
     tensors = {}
     for index, layer in enumerate(layers, start):
         masters = {name: master_of(p) for name, p in layer.named_parameters(remove_duplicate=False)}
+        frozen = frozen_names(layer) if model.trains_adapters else ()
         for name, tensor in layer.state_dict().items():
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and name not in frozen:
                 tensors[f"{index}.{name}"] = masters.get(name, tensor).detach().cpu()
     metadata = {f"layer.{index}": model.names[index] for index in range(start, start + len(layers))}
     safetensors.save(path, tensors, metadata | ({"own_names": "True"} if model.ordinary else {}))

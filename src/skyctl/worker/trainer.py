@@ -205,9 +205,18 @@ class Trainer:
         if options is None and self._order.resume is None:
             return 0, None
         self._progress.phase = RESTORE_PHASE
-        state = StageState(layers, optimizer, master_of, skip=scheduler.options, outer=self._outer)
+        alone = self._workload.model.trains_adapters
+        state = StageState(
+            layers, optimizer, master_of, skip=scheduler.options, outer=self._outer, trained_alone=alone
+        )
         if (root := self._root_weights) is not None:
-            state = StageState(layers, root.optimizer, root.stands_for, skip=root.scheduler.options)
+            state = StageState(
+                layers,
+                root.optimizer,
+                root.stands_for,
+                skip=root.scheduler.options,
+                trained_alone=alone,
+            )
         origin = ShardOrigin(
             run_id=self._order.run_id,
             rank=self._order.world.rank,

@@ -47,6 +47,7 @@ class LayerCost:
         deferred_bytes: kept from a backward until its weight gradients, where these are deferred.
         gradient_bytes: gradients of the trained parameters in float32, as replicas of the model sum them.
         gradient_matrices: (rows, columns) of those of two dimensions or more; rows: the first dimension.
+        full_state_bytes: of the layer without adapters, all its parameters trained; None: it has none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class LayerCost:
     deferred_bytes: float = 0.0
     gradient_bytes: float = 0.0
     gradient_matrices: tuple[tuple[int, int], ...] = ()
+    full_state_bytes: float | None = None
 
 
 def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
@@ -103,6 +105,7 @@ def _layer_cost(
             deferred_bytes=float(_deferred_bytes(workload, index, boundaries[index], samples)),
             gradient_bytes=float(_gradient_bytes(fake_layer)),
             gradient_matrices=_gradient_matrices(fake_layer),
+            full_state_bytes=_full_state_bytes(workload, index),
         )
     return by_signature[signature]
 
@@ -312,6 +315,21 @@ def state_bytes(workload: Workload, layer: nn.Module) -> int:
     ]
     total = sum(_tensor_bytes(t) for t in (*parameters, *masters, *trained, *layer.buffers()))
     return total + sum(_optimizer_bytes(workload, trained))
+
+
+def _full_state_bytes(workload: Workload, index: int) -> float | None:
+    """``state_bytes`` of a layer without its adapters, if it were trained itself; None where it is."""
+    hub = workload.model.hub
+    if hub is None or hub.adapters is None:
+        return None
+    layer = workload.shapes.fake_layers[index]
+    own = hub.naming.names[index]
+    base = [p for name, p in layer.named_parameters() if name in own]
+    low = [p for p in base if workload.model.dtype is not None and p.dtype is workload.model.dtype]
+    masters = [nn.Parameter(torch.empty(p.shape, device="meta")) for p in low]
+    trained = [*masters, *(p for p in base if all(p is not other for other in low))]
+    held = (*base, *masters, *trained, *layer.buffers())
+    return float(sum(map(_tensor_bytes, held)) + sum(_optimizer_bytes(workload, trained)))
 
 
 def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:

@@ -131,24 +131,37 @@ class OperationTape:
         """Whether the tape can make this tensor's values."""
         return tensor.untyped_storage()._cdata in self._writers or tensor.numel() == 0
 
-    def materialize(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def materialize(
+        self, tensors: Sequence[Tensor], known: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> list[Tensor]:
         """Makes the tensors' values, on the CPU; tensors that shared a storage share one again.
 
         Runs the operations they depend on, in the recorded order, each with its own random numbers; the
         process's own generator is left as it was.
+
+        Args:
+            known: tensors of the tape with the values that they have in place of the tape's: what is made
+                from them is made from these.
         """
         state = torch.default_generator.get_state()
         try:
             with _disable_current_modes(), torch.no_grad():
-                values: dict[int, Any] = {}
-                for index in self._needed([t.untyped_storage()._cdata for t in tensors]):
+                given = {ref_of(tensor).storage: (tensor, own) for tensor, own in known}
+                needed = self._needed([t.untyped_storage()._cdata for t in tensors], given)
+                read = {key for index in needed for key in self._ops[index].reads & given.keys()}
+                values: dict[int, Any] = {key: _laid_as(*given[key]) for key in read}
+                for index in needed:
                     self._run(self._ops[index], values)
                 return [self._window(ref_of(t), values) for t in tensors]
         finally:
             torch.default_generator.set_state(state)
 
-    def _needed(self, keys: Sequence[int]) -> list[int]:
-        """Indices of the operations those storages depend on, ascending: a backward slice."""
+    def _needed(self, keys: Sequence[int], known: Mapping[int, Any]) -> list[int]:
+        """Indices of the operations those storages depend on, ascending: a backward slice.
+
+        Args:
+            known: by storage, the values of those that need not be made.
+        """
         heap = [-index for key in set(keys) for index in self._writers.get(key, [])]
         heapq.heapify(heap)
         needed: list[int] = []
@@ -157,7 +170,7 @@ class OperationTape:
             if needed and needed[-1] == index:
                 continue
             needed.append(index)
-            for key in self._ops[index].reads:
+            for key in self._ops[index].reads - known.keys():
                 for earlier in self._writers.get(key, []):
                     if earlier >= index:
                         break
@@ -190,6 +203,14 @@ class OperationTape:
         if ref.storage not in values:
             return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype)
         return torch.empty(0, dtype=ref.dtype).set_(values[ref.storage], ref.offset, ref.size, ref.stride)
+
+
+def _laid_as(tensor: Tensor, values: Tensor) -> Any:
+    """A storage that holds the values as the tensor lies in its own."""
+    ref = ref_of(tensor)
+    storage = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+    torch.empty(0, dtype=ref.dtype).set_(storage, ref.offset, ref.size, ref.stride).copy_(values)
+    return storage
 
 
 def derived_seed(seed: int, salt: str) -> int:
@@ -256,6 +277,8 @@ class _TapingMode(DispatchMode):  # type: ignore[no-untyped-call]
             # no meta kernel, or the operation itself is wrong
             return self._run_for_real(func, args, replay, draw)
         if not tensors and isinstance(out, Tensor) and out.numel() == 0:
+            if kwargs.get("device") == torch.device("meta"):  # asked where tensors are made
+                return out
             return func(*args, **replay)  # holds nothing; torch.load sets a storage into such a tensor
         self.tape.add(func, tuple(args), replay, refs, out, draw)
         if isinstance(draw, Tensor):  # the user's generator goes on as if the numbers had been drawn
@@ -317,7 +340,8 @@ class _ValueReadMode(TorchFunctionMode):
     """Makes values where ``tolist`` or ``numpy`` reads them, which is no operation that could be intercepted.
 
     Nor is ``weight.data = values``: if one of the two is deferred, the values become so as well, or are made.
-    Deferred tensors also claim to be on the CPU: some of torch's initialisers leave meta tensors alone.
+    Deferred tensors also claim to be on the CPU: some of torch's initialisers leave meta tensors alone. Empty
+    ones do not: they are on the meta device because model() asked for it.
     """
 
     SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -335,7 +359,7 @@ class _ValueReadMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in self.CLAIMED and is_deferred(args[0]):
+        if func in self.CLAIMED and is_deferred(args[0]) and args[0].numel():
             return self.CLAIMED[func]
         if func in self.READERS and isinstance(args[0], Tensor) and is_deferred(args[0]):
             args = (self.tape.materialize([args[0].detach()])[0], *args[1:])

@@ -70,6 +70,8 @@ class LayeredModel:
         values: stored values of the layers; None where all start at random.
         stored: on the launcher, the files they come from, of which nodes are sent their layers; else None.
         hub: what else is known of an ``hf:`` model.
+        trains_adapters: frozen weights are kept neither in checkpoints nor in what a run ends with: the seed
+            and the stored values give them again.
         ordinary: model() gave a module with a forward of its own: weights keep the names they have in it.
         make: of a user's file, calls its model(): what it gives, in ``train()``.
         notes: for the user, on what was left out of a file's model.
@@ -85,6 +87,7 @@ class LayeredModel:
     values: LayerValues | None = None
     stored: StoredWeights | None = None
     hub: HubModel | None = None
+    trains_adapters: bool = False
     ordinary: bool = False
     make: Callable[[], Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -141,7 +144,8 @@ class LayeredModel:
         stored = self._stored(index) if device.type != "meta" else {}
         low = self.lowered(index)
         wanted = [t for t in held if is_deferred(t) and id(t) not in memo and id(t) not in stored]
-        materialized = wanted if device.type == "meta" else self.tape.materialize(wanted)
+        known = [(t, stored[id(t)]) for t in held if id(t) in stored]
+        materialized = wanted if device.type == "meta" else self.tape.materialize(wanted, known)
         for tensor, values in zip(wanted, materialized, strict=True):
             memo[id(tensor)] = self._converted(tensor, values.detach().to(device), low)
         for tensor in held:
@@ -185,6 +189,8 @@ class LayeredModel:
     def starting_from(self, path: Path) -> LayeredModel:
         """The same model with the values of ``--init-from``: a file, or a folder as of ``save_pretrained``.
 
+        With adapters they are those of the adapters, or of the model without them; the others stay.
+
         Raises:
             WorkloadError: the weights are not just the model's; names what is missing, left over or other.
         """
@@ -192,6 +198,10 @@ class LayeredModel:
             {name: t for name, t in layer.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
             for layer in self.layers
         ]
+        if self.hub is not None and self.hub.adapters is not None:
+            stored = self.hub.match_weights(path, layers, self.source_name).sharing(self.shared_parameters)
+            stored = stored if self.stored is None else stored.over(self.stored)
+            return replace(self, values=stored.layer, stored=stored)
         namings = [WeightNaming([self.weight_names(index) for index in range(len(layers))])]
         if self.hub is not None:
             namings.append(self.hub.naming)
@@ -317,11 +327,14 @@ def _make_from_hub(source: ModelSource, seed: int, count: int | None, *, own_wei
     from skyctl.workload.hf import hub_model as hf  # late: it needs transformers
 
     assert source.path is not None
-    hub_model = hf.make_hub_model(source.path, source.options, seed, count=count, own_weights=own_weights)
+    hub_model = hf.make_hub_model(
+        source.path, source.options, seed, lora=source.lora, count=count, own_weights=own_weights
+    )
     names, layers = [name for name, _ in hub_model.layers], [layer for _, layer in hub_model.layers]
     who = f"hf:{source.path.name}"
     functions = {"loss": hub_model.loss_fn()}
-    model = LayeredModel(who, names, layers, hub_model.tape, functions, hub=hub_model)
+    lora = hub_model.adapters is not None
+    model = LayeredModel(who, names, layers, hub_model.tape, functions, hub=hub_model, trains_adapters=lora)
     if hub_model.stored is None:
         return model
     stored = hub_model.stored.sharing(model.shared_parameters)

@@ -5,6 +5,7 @@ Torch is imported for these alone: without any, a workload that was measured is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,31 @@ from skyctl.workload.workload_spec import WorkloadSpec, resolve_source
 
 if TYPE_CHECKING:
     from skyctl.workload.stored_weights import StoredWeights
+
+
+NO_WEIGHTS = "none"
+"""In place of a digest: the folder has no weights."""
+
+
+def with_frozen_digest(spec: WorkloadSpec) -> WorkloadSpec:
+    """The spec with the digest of the folder's weights, where checkpoints hold adapters alone."""
+    source = resolve_source(spec)
+    if spec.lora is None or source.path is None:
+        return spec
+    from skyctl.workload.stored_weights import weight_files, weights_digest
+
+    there = weight_files(source.path) is not None
+    return replace(spec, frozen_sha256=weights_digest(source.path) if there else NO_WEIGHTS)
+
+
+def check_frozen_weights(spec: WorkloadSpec) -> None:
+    """Raises WorkloadError where the folder's weights are no longer those that adapters are trained for."""
+    if spec.frozen_sha256 not in (None, with_frozen_digest(spec).frozen_sha256):
+        raise WorkloadError(
+            f"the weights in {resolve_source(spec).path} have changed since the run began to train adapters "
+            "for them",
+            hint="bring them back: a run's checkpoints hold the adapters alone",
+        )
 
 
 def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
@@ -27,6 +53,7 @@ def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
     source = resolve_source(spec)
     if source.kind != "hf" and spec.init_from is None:
         return None
+    check_frozen_weights(spec)
     from skyctl.workload.layered_model import make_model
     from skyctl.workload.stored_weights import weights_digest
     from skyctl.workload.workload import load_workload

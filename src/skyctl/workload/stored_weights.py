@@ -52,6 +52,15 @@ def weight_files(folder: Path) -> dict[str, Path] | None:
     return None
 
 
+def weight_names(path: Path) -> set[str]:
+    """The names of all tensors in a file, or in the weight files of a folder.
+
+    Raises:
+        WorkloadError: a file can't be read.
+    """
+    return set(weight_files(path) or {}) if path.is_dir() else set(_tensor_kinds(path, strict=True))
+
+
 def weights_digest(path: Path) -> str:
     """The SHA-256 of a file of weights; of a folder that of its weight files' digests and names.
 
@@ -130,6 +139,7 @@ class StoredWeights:
         fresh: Sequence[str] = (),
     ) -> None:
         self._files, self._wanted, self._naming, self.fresh = files, wanted, naming, list(fresh)
+        self._under: StoredWeights | None = None
 
     def layer(self, index: int) -> dict[str, Tensor]:
         """One layer's values by own name, on the CPU, in the dtype they are stored in.
@@ -137,7 +147,12 @@ class StoredWeights:
         Raises:
             WorkloadError: a file can't be read.
         """
-        return {own: self._read(name) for own, name in self._wanted[index].items()}
+        return {own: read(name) for own, (read, name) in self._sources(index).items()}
+
+    def _sources(self, index: int) -> dict[str, tuple[Callable[[str], Tensor], str]]:
+        """By own name of one layer's tensors, what reads it, and its name there."""
+        others = {} if self._under is None else self._under._sources(index)
+        return others | {own: (self._read, name) for own, name in self._wanted[index].items()}
 
     def _read(self, name: str) -> Tensor:
         by_file: dict[Path, list[str]] = {}
@@ -147,6 +162,12 @@ class StoredWeights:
         for path, names in by_file.items():
             read |= _load_tensors(path, names)
         return read[name] if name in read or self._naming.merge is None else self._naming.merge(name, read)
+
+    def over(self, others: StoredWeights) -> StoredWeights:
+        """The same, and the values that only ``others`` has."""
+        both = StoredWeights(self._files, self._wanted, self._naming, self.fresh)
+        both._under = others
+        return both
 
     def sharing(self, shared: Sequence[SharedParameter]) -> StoredWeights:
         """The same with one tensor for all uses of a shared parameter: the first that is in the files."""

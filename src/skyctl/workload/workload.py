@@ -414,8 +414,8 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     on_launcher = source.kind == "file" and spec.example is None
     noting = opened_files.note_opened_files if on_launcher else nullcontext
     with noting() as opened_by_model:
-        starts_anew = spec.init_from is not None
-        model = make_model(source, spec.seed, part=spec.weights, count=count, own_weights=not starts_anew)
+        own = spec.init_from is None or spec.lora is not None  # of adapters it may give these alone
+        model = make_model(source, spec.seed, part=spec.weights, count=count, own_weights=own)
     model = replace(model, dtype=mixed_precision.compute_dtype(spec.dtype))
     with noting() as opened_by_data:
         example = find_example(model, source, spec)

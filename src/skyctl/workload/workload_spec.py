@@ -16,6 +16,7 @@ from skyctl.errors import WorkloadError
 from skyctl.workload.datasets.checked_options import RecordChoices, find_record_options
 from skyctl.workload.datasets.record_files import find_record_files
 from skyctl.workload.hf import hub_folder as hub
+from skyctl.workload.hf.lora_options import check_lora, format_lora, parse_lora
 from skyctl.workload.text_files import check_beginning
 
 DTYPES = ("float32", "bfloat16")
@@ -40,6 +41,7 @@ class ModelSource:
         kind: ``gpt`` or ``bert``, with ``sizes``; ``file``, the user's file ``path`` with ``arguments``; or
             ``hf``, the folder ``path`` with ``options``.
         arguments: by name, the values as typed.
+        lora: of ``hf``, the adapters that alone are trained (``lora_options``); None: the model is.
     """
 
     kind: str
@@ -47,13 +49,15 @@ class ModelSource:
     path: Path | None = None
     options: Mapping[str, int] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
+    lora: Mapping[str, Any] | None = None
 
     @property
     def canonical(self) -> str:
         """A text that is the same for the same model: all its sizes; a file's name without its folder, with
         its arguments by name."""
         if self.kind == "hf":
-            return hub.canonical_options(self.options)
+            lora = "" if self.lora is None else f" lora:{format_lora(self.lora)}"
+            return hub.canonical_options(self.options) + lora
         if self.path is not None:
             given = [f",{name}={self.arguments[name]}" for name in sorted(self.arguments)]
             return self.path.name + "".join(given)
@@ -82,6 +86,9 @@ class WorkloadSpec:
         weights: on a node, the file with the stored values of its layers; None: all start at random.
         init_from: on the launcher, the file or folder with the weights to start from (``--init-from``).
         init_sha256: the digest of those weights, on nodes too (``stored_weights.weights_digest``).
+        lora: the adapters that alone are trained, by the names of ``peft.LoraConfig``; None: the model is.
+        frozen_sha256: of a run with adapters, the digest of the folder's weights, which its checkpoints lack
+            (``starting_weights``); None: they may be any.
         owner: on a node, who owns the data that is trained on there, as data() is told; None: nobody alone.
     """
 
@@ -102,8 +109,15 @@ class WorkloadSpec:
     data_digest: str | None = None
     init_from: str | None = None
     init_sha256: str | None = None
+    lora: Mapping[str, Any] | None = None
+    frozen_sha256: str | None = None
     owner: str | None = None
     records: Mapping[str, Any] | None = None
+
+    @property
+    def lora_text(self) -> str | None:
+        """The adapters as ``--lora`` takes them; None: the model itself is trained."""
+        return None if self.lora is None else format_lora(self.lora)
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as values that JSON can hold."""
@@ -119,17 +133,23 @@ class WorkloadSpec:
         return cls(**{**values, "ship": tuple(values.get("ship", ()))})
 
 
-def make_spec(source: str, *, record_choices: RecordChoices | None = None, **options: Any) -> WorkloadSpec:
+def make_spec(
+    source: str, *, lora: str | None = None, record_choices: RecordChoices | None = None, **options: Any
+) -> WorkloadSpec:
     """Makes a checked spec from what was typed; ``options`` are fields of ``WorkloadSpec``.
 
     Args:
+        lora: the adapters as ``--lora`` takes them; None: the model itself is trained.
         record_choices: how records are to be used, if ``data_path`` names some; None: as by default.
 
     Raises:
-        WorkloadError: the source, the dtype, the batch size, the learning rate or the data file is wrong.
+        WorkloadError: the source, the dtype, the batch size, the learning rate, the adapters or the data file
+            is wrong.
     """
     parsed = parse_source(source)
     record_choices = record_choices or RecordChoices()
+    if lora is not None:
+        options["lora"] = parse_lora(lora)
     spec = WorkloadSpec(
         source=source,
         path=str(parsed.path) if parsed.path else None,
@@ -169,7 +189,7 @@ def make_spec(source: str, *, record_choices: RecordChoices | None = None, **opt
 
 
 def check_options(spec: WorkloadSpec) -> None:
-    """Checks dtype, batch size, learning rate and seed; WorkloadError where one is out of range."""
+    """Checks dtype, batch size, learning rate, seed and adapters; WorkloadError where one can't be."""
     if spec.dtype not in DTYPES:
         why = f" ({UNSUPPORTED_DTYPES[spec.dtype]})" if spec.dtype in UNSUPPORTED_DTYPES else ""
         raise WorkloadError(f"dtype {spec.dtype!r} can't be trained in{why}; there is {' and '.join(DTYPES)}")
@@ -179,6 +199,13 @@ def check_options(spec: WorkloadSpec) -> None:
         raise WorkloadError(f"the learning rate must be a positive number, not {spec.learning_rate}")
     if spec.seed < 0:
         raise WorkloadError(f"the seed must not be negative, it is {spec.seed}")
+    if spec.lora is not None:
+        check_lora(spec.lora)
+        if not spec.source.startswith("hf:"):
+            raise WorkloadError(
+                f"--lora is for hf: workloads, not for {spec.source}",
+                hint="in a train.py let model() give peft.get_peft_model(…)",
+            )
 
 
 def parse_source(text: str) -> ModelSource:
@@ -237,11 +264,11 @@ def resolve_source(spec: WorkloadSpec) -> ModelSource:
         WorkloadError: as ``parse_source``.
     """
     if spec.path is None:
-        return parse_source(spec.source)
+        return replace(parse_source(spec.source), lora=spec.lora)
     path = Path(spec.path)
     if spec.source.startswith("hf:") and not path.is_file():
         options = hub.parse_hub_source(spec.source)[1] | {"records": _record_form(spec)}
-        return ModelSource("hf", path=hub.check_folder(spec.source, path), options=options)
+        return ModelSource("hf", path=hub.check_folder(spec.source, path), options=options, lora=spec.lora)
     return ModelSource("file", path=path, arguments=spec.arguments or {})
 
 

@@ -102,6 +102,7 @@ class StageState:
         master_of: parameter → the parameter that the optimizer works on.
         skip: options of the optimizer's groups that are set by someone else, and not saved.
         outer: momentum that is kept beside the optimizer's state; None: none is, nor restored.
+        trained_alone: frozen weights are left out, for layers are built with them.
 
     Raises:
         WorkloadError: the optimizer's state is not kept per parameter.
@@ -114,10 +115,13 @@ class StageState:
         master_of: MasterOf,
         skip: Collection[str] = (),
         outer: OuterMomentum | None = None,
+        *,
+        trained_alone: bool = False,
     ) -> None:
         self.notes: list[str] = []
         self._layers, self._optimizer, self._master_of = list(layers), optimizer, master_of
         self._skip, self._outer = {"params", "initial_lr", *skip}, outer
+        self._left_out = [frozen_names(layer) if trained_alone else frozenset() for layer in layers]
         self._groups: dict[int, dict[str, Any]] = {}
         self._fresh: dict[int, dict[str, str]] = {}
         for group in [] if optimizer is None else optimizer.param_groups:
@@ -146,7 +150,7 @@ class StageState:
         """
         layer = self._layers[position]
         tensors: dict[str, Tensor] = {}
-        extra = self._model(layer, tensors, stamp)
+        extra = self._model(layer, tensors, stamp, self._left_out[position])
         for name, buffer in _non_persistent_buffers(layer):
             built, version = self._buffers[position].get(name, (None, 0))
             if built is not buffer or version != buffer._version:
@@ -179,7 +183,7 @@ class StageState:
         try:
             plain = {key: json.loads(header.metadata[key]) for key in ("extra", "optimizer", "options")}
             with torch.no_grad():
-                self._restore_model(layer, tensors, plain["extra"])
+                self._restore_model(layer, tensors, plain["extra"], self._left_out[position])
                 self._restore_optimizer(layer, tensors, plain["optimizer"], plain["options"])
                 if self._outer is not None:
                     for name, momentum in _strip_prefix(tensors, OUTER_PREFIX).items():
@@ -191,11 +195,15 @@ class StageState:
                 f"{path} does not fit layer {stamp.layer} ({stamp.name}): {' '.join(str(exc).split())[:400]}"
             ) from exc
 
-    def _model(self, layer: nn.Module, tensors: dict[str, Tensor], stamp: ShardStamp) -> dict[str, Any]:
+    def _model(
+        self, layer: nn.Module, tensors: dict[str, Tensor], stamp: ShardStamp, left_out: Collection[str]
+    ) -> dict[str, Any]:
         """Adds parameters and buffers to ``tensors``; returns the modules' extra state as JSON values."""
         masters = {n: self._master_of(p) for n, p in layer.named_parameters(remove_duplicate=False)}
         extra: dict[str, Any] = {}
         for name, value in layer.state_dict().items():
+            if name in left_out:
+                continue
             if isinstance(value, Tensor):
                 tensors[MODEL_PREFIX + name] = masters.get(name, value).detach()
                 continue
@@ -259,18 +267,24 @@ class StageState:
                     continue  # an object of the user's: made anew with the optimizer
         return found
 
-    def _restore_model(self, layer: nn.Module, tensors: dict[str, Tensor], extra: dict[str, Any]) -> None:
+    def _restore_model(
+        self,
+        layer: nn.Module,
+        tensors: dict[str, Tensor],
+        extra: dict[str, Any],
+        left_out: Collection[str],
+    ) -> None:
         given: dict[str, Any] = _strip_prefix(tensors, MODEL_PREFIX)
         values = dict(given)
         given |= {name: _decode_value(value, tensors, _keep_placement) for name, value in extra.items()}
         missing, unexpected = layer.load_state_dict(given, strict=False)
-        missing = [name for name in missing if not name.endswith(_EXTRA_STATE)]
+        missing = [n for n in missing if not n.endswith(_EXTRA_STATE) and n not in left_out]
         if missing or unexpected:
             word, name = ("lacks", missing[0]) if missing else ("holds the unknown", unexpected[0])
             raise RecordError(f"it {word} {name!r}", hint="was model() changed since it was written?")
         for name, parameter in layer.named_parameters(remove_duplicate=False):
             master = self._master_of(parameter)
-            if master is not parameter:
+            if master is not parameter and name not in left_out:
                 master.copy_(values[name])
         for name, value in _strip_prefix(tensors, BUFFER_PREFIX).items():
             place, _, own = name.rpartition(".")
@@ -316,6 +330,11 @@ class StageState:
                             "under every plan",
                         )
                     group[key] = value
+
+
+def frozen_names(layer: nn.Module) -> frozenset[str]:
+    """The names of the layer's parameters that are not trained."""
+    return frozenset(n for n, p in layer.named_parameters(remove_duplicate=False) if not p.requires_grad)
 
 
 def _non_persistent_buffers(layer: nn.Module) -> list[tuple[str, Tensor]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from skyctl.checkpoint.node import safetensors
@@ -46,45 +47,65 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
     kept = out / stored_weights.WEIGHT_FILE_NAMES[0]
     if kept.exists() or (out / hub_folder.CONFIG_NAME).exists():
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
-    merged = out / f".{kept.name}.merged"
+    with as_one_file(weights, out) as file:
+        header = safetensors.read_header(file)
+        wanted = run_names(hub_model.names)
+        check_names(header, wanted, weights, workload)
+        out.mkdir(parents=True, exist_ok=True)
+        _rename(file, without_copies(hub_model, wanted), kept, hub_model.conversion)
+        write_config(hub_model, safetensors.DTYPES[next(iter(header.tensors.values())).dtype], out)
+        copy_tokenizer(folder, out)
+    return kept
+
+
+@contextmanager
+def as_one_file(weights: Path, out: Path) -> Iterator[Path]:
+    """The weights as one file, while the folder ``out`` is written; of a step's folder it is a copy."""
+    merged = out / ".weights.merged"
     try:
         if weights.is_dir():
             out.mkdir(parents=True, exist_ok=True)
             checkpoint.export_weights(weights, merged)
-        file = merged if weights.is_dir() else weights
-        header = safetensors.read_header(file)
-        wanted = [
-            {f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(hub_model.names)
-        ]
-        _check(header, wanted, weights, workload)
-        out.mkdir(parents=True, exist_ok=True)
-        _rename(file, _without_copies(hub_model, wanted), kept, hub_model.conversion)
-        config = hub_model.settings.config
-        config.architectures = [hub_model.architecture]
-        config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
-        config.save_pretrained(str(out))
-        for path in hub_folder.tokenizer_files(folder):
-            shutil.copyfile(path, out / path.name)
+        yield merged if weights.is_dir() else weights
     except OSError as exc:
         raise SkyctlError(f"can't write {out}: {exc.strerror or exc}") from exc
     finally:
         with suppress(OSError):
             merged.unlink()
-    return kept
 
 
-def _check(
+def run_names(names: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Per layer, what a run's file calls a tensor → its name in the library's model."""
+    return [{f"{index}.{own}": name for own, name in named.items()} for index, named in enumerate(names)]
+
+
+def write_config(hub_model: HubModel, dtype: torch.dtype, out: Path) -> None:
+    """Writes the model's ``config.json``, with the dtype of its weights."""
+    config = hub_model.settings.config
+    config.architectures = [hub_model.architecture]
+    config.dtype = dtype
+    config.save_pretrained(str(out))
+
+
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """Copies the tokenizer's files, where there are any."""
+    for path in hub_folder.tokenizer_files(folder):
+        shutil.copyfile(path, out / path.name)
+
+
+def check_names(
     header: safetensors.FileHeader, wanted: Sequence[dict[str, str]], weights: Path, workload: str
 ) -> None:
+    """Raises WorkloadError where a run's file holds other tensors than those of the workload."""
     names = {name for layer in wanted for name in layer}
     if odd := sorted(names ^ header.tensors.keys()):
         raise WorkloadError(
             f"{weights} is not of {workload}: {odd[0]!r} is in one and not in the other",
-            hint="give the workload as it was typed for the run: its options belong to it",
+            hint="give the workload as it was typed for the run: its options, and --lora, belong to it",
         )
 
 
-def _without_copies(hub_model: HubModel, wanted: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+def without_copies(hub_model: HubModel, wanted: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """The names with each tied parameter once, by its first layer, as ``save_pretrained`` writes it."""
     shared = find_shared_parameters([layer for _, layer in hub_model.layers], hub_model.architecture)
     copies = {f"{layer}.{own}" for parameter in shared for layer, own in parameter.uses[1:]}

@@ -28,6 +28,7 @@ from skyctl.workload.deferred_init import (
     ref_of,
 )
 from skyctl.workload.hf import hub_folder, hub_layers, token_data, transformers_models
+from skyctl.workload.hf.lora import LoraAdapters, add_adapters
 from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.hf.weight_conversion import WeightConversion
 from skyctl.workload.loss_functions import learnt_token_loss, loss_for_task
@@ -46,10 +47,12 @@ class HubModel:
     Attributes:
         architecture: the name of the library's class.
         names: per layer, the layer's own name of a tensor → its name in the library's model.
-        naming: what the layers' tensors are called in files of ``--init-from``; ties count with ``untie``.
+        naming: what the layers' tensors are called in files of ``--init-from``; ties count with ``untie``,
+            and adapters are not among them.
         stored: on the launcher, the folder's weights, where those are wanted and there are any; else None.
         notes: for the user, on how the model was cut and initialised.
         conversion: how files hold the library's tensors.
+        adapters: those of ``--lora``, which alone are trained; None: the model is.
     """
 
     folder: Path
@@ -62,6 +65,7 @@ class HubModel:
     stored: stored_weights.StoredWeights | None
     notes: list[str]
     conversion: WeightConversion
+    adapters: LoraAdapters | None = None
 
     def learning_rate(self, *, stored: bool) -> float:
         """AdamW's default learning rate: for stored weights the library's, else that of built-in models."""
@@ -69,17 +73,51 @@ class HubModel:
             return FINE_TUNING_LEARNING_RATE
         return builtin.default_learning_rate(int(self.settings.config.hidden_size))
 
+    def match_weights(
+        self, path: Path, layers: Sequence[Mapping[str, Tensor]], model: str
+    ) -> stored_weights.StoredWeights:
+        """The weights of ``--init-from`` for a model with adapters: theirs, or those of the model without.
+
+        Args:
+            layers, model: as ``stored_weights.match_weights`` takes them.
+
+        Raises:
+            WorkloadError: the weights are neither.
+        """
+        assert self.adapters is not None
+        own_name = self.adapters.own_name
+        files = stored_weights.weight_names(path)
+        if any(".lora_" in name for name in files):
+            known = self.adapters.file_names()
+            theirs = [{own: known.get(name, name) for own, name in names.items()} for names in self.names]
+            own = [{name: f"{index}.{name}" for name in names} for index, names in enumerate(self.names)]
+            wanted = [{n: t for n, t in layer.items() if t.requires_grad} for layer in layers]
+        else:
+            theirs = list(map(dict, self.naming.names))
+            own = [{n: f"{index}.{own_name(n)}" for n in names} for index, names in enumerate(theirs)]
+            pairs = zip(layers, theirs, strict=True)
+            wanted = [{n: t for n, t in layer.items() if n in names} for layer, names in pairs]
+        namings = [stored_weights.WeightNaming(own), replace(self.naming, names=theirs)]
+        return stored_weights.match_weights(path, namings, wanted, model)
+
     def loss_fn(self) -> Callable[[Any, Any], Tensor]:
         """The loss of the model's task, from (scores, targets)."""
         return learnt_token_loss if self.settings.records else loss_for_task(self.settings.task)
 
 
 def make_hub_model(
-    folder: Path, options: Mapping[str, int], seed: int, *, count: int | None, own_weights: bool = True
+    folder: Path,
+    options: Mapping[str, int],
+    seed: int,
+    *,
+    lora: Mapping[str, Any] | None = None,
+    count: int | None,
+    own_weights: bool = True,
 ) -> HubModel:
     """Reads the config, builds the model without values and cuts it into layers.
 
     Args:
+        lora: the adapters to train (``lora_options``); None: all weights are trained.
         count: on a node, the number of layers that the launcher found and checked; None on the launcher.
         own_weights: whether the folder's weights are wanted, where it has any; never on a node.
 
@@ -89,24 +127,30 @@ def make_hub_model(
     """
     try:
         settings = transformers_models.read_settings(folder, options["context"], bool(options["untie"]))
+        with deferred_initialization(seed) as tape:
+            model = transformers_models.build_model(settings, folder)
+            adapters = None if lora is None else add_adapters(model, lora, settings, folder)
     except ModuleNotFoundError as exc:
         if count is not None:
             raise  # the launcher names the node
         raise WorkloadError(
-            f"hf: needs the Python package {exc.name!r}, which is not installed here",
-            hint="pip install 'skyctl[hf]' here, and `pip install transformers` on every node",
+            f"{'--lora' if exc.name == 'peft' else 'hf:'} needs the Python package {exc.name!r}, which is "
+            "not installed here",
+            hint=f"pip install 'skyctl[{'finetune' if exc.name == 'peft' else 'hf'}]' here, and `pip install "
+            f"{exc.name}` on every node",
         ) from exc
     if form := hub_folder.RECORD_FORMS[options.get("records", 0)]:
         settings = replace(settings, records=form)
         _check_records(settings, folder)
-    with deferred_initialization(seed) as tape:
-        model = transformers_models.build_model(settings, folder)
     layers, notes = _find_cut(model, settings, folder, count)
+    notes += [] if adapters is None else adapters.notes
     names = hub_layers.library_names(model, layers)
+    base = names if adapters is None else _without_adapters(names, layers, adapters)
     prefix = f"{model.base_model_prefix}."
     conversion = WeightConversion(model)
     ties = transformers_models.tied_parameters(model)
-    naming = stored_weights.WeightNaming(names, prefix, ties, conversion.pieces(), conversion.merge)
+    pieces = conversion.pieces(_base_tensors(model, adapters))
+    naming = stored_weights.WeightNaming(base, prefix, ties, pieces, conversion.merge)
     kept = None
     if count is None:
         token_data.check_vocabulary(settings, folder)
@@ -117,7 +161,7 @@ def make_hub_model(
                 notes.append(f"{folder.name}: no weights for {', '.join(kept.fresh)}: they start at random")
     strict = naming if options["untie"] else replace(naming, ties={})
     kind = type(model).__name__
-    return HubModel(folder, kind, settings, layers, tape, names, strict, kept, notes, conversion)
+    return HubModel(folder, kind, settings, layers, tape, names, strict, kept, notes, conversion, adapters)
 
 
 def _check_records(settings: HubSettings, folder: Path) -> None:
@@ -128,6 +172,26 @@ def _check_records(settings: HubSettings, folder: Path) -> None:
             f"{settings.config.model_type!r} for {settings.task}",
             hint="give it a text: --data FILE.txt",
         )
+
+
+def _base_tensors(model: Any, adapters: LoraAdapters | None) -> dict[str, Tensor]:
+    """The tensors of the library's model as it is without adapters, by the names that they have there."""
+    tensors = model.state_dict(keep_vars=True)
+    if adapters is None:
+        return dict(tensors)
+    return {adapters.own_name(name): t for name, t in tensors.items() if id(t) not in adapters.added}
+
+
+def _without_adapters(
+    names: Sequence[Mapping[str, str]], layers: hub_layers.NamedLayers, adapters: LoraAdapters
+) -> list[dict[str, str]]:
+    """Per layer, own name → name in the library's model without adapters, of what that model has."""
+    found = []
+    for (_, layer), named in zip(layers, names, strict=True):
+        held = layer.state_dict(keep_vars=True)
+        base = {own: name for own, name in named.items() if id(held[own]) not in adapters.added}
+        found.append({own: adapters.own_name(name) for own, name in base.items()})
+    return found
 
 
 def _find_cut(

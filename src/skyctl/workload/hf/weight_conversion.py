@@ -32,12 +32,16 @@ class WeightConversion:
         self._renamings = [step for step in steps if isinstance(step, self._loading.WeightRenaming)]
         self._converters = [step for step in steps if isinstance(step, self._loading.WeightConverter)]
 
-    def pieces(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """By the library's name of each tensor in several pieces, their shapes by name."""
+    def pieces(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, tuple[int, ...]]]:
+        """By the library's name of each tensor in several pieces, their shapes by name.
+
+        Args:
+            tensors: the model's, by the library's names; they need no values.
+        """
         if not self._renamings and not self._converters:
             return {}
         cut = {}
-        for name, tensor in self._model.state_dict().items():
+        for name, tensor in tensors.items():
             pieces = self.split(name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
             if list(pieces) != [name]:
                 cut[name] = {piece: tuple(part.shape) for piece, part in pieces.items()}
