@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.workload.datasets import record_folders
 from tests.workload.hf import hub_folders
 
 from skyctl.checkpoint.node import safetensors
@@ -16,6 +17,7 @@ from skyctl.worker.checkpointer import save_weights
 from skyctl.worker.cut_check.comparison import SAME, compare_cut
 from skyctl.workload.adapter_export import export_adapters
 from skyctl.workload.costs import count_layer_costs
+from skyctl.workload.datasets.checked_options import RecordChoices
 from skyctl.workload.hf.lora_options import LORA_DEFAULTS, format_lora, parse_lora
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.shipped_files import digest_workload
@@ -92,6 +94,15 @@ def test_modules_that_the_model_lacks_are_refused_by_name(tmp_path: Path) -> Non
         assert said in raised.value.message
 
 
+def test_experts_get_no_adapters_and_the_user_is_told(tmp_path: Path) -> None:
+    hub = hub_folders.write(tmp_path / "m", hub_folders.CONFIGS["mixtral"])
+    loaded = hub_folders.load(hub, lora=LORA)
+    assert "m: the experts' weights are no linear layers, and get no adapters" in loaded.notes
+    with pytest.raises(WorkloadError, match=r"peft takes gate of m for gate\.weight") as raised:
+        hub_folders.load(hub, lora="targets=gate")
+    assert raised.value.hint == "linear are k_proj, o_proj, q_proj, v_proj"
+
+
 def test_tied_embeddings_are_refused_as_targets(tmp_path: Path) -> None:
     hub = hub_folders.write(tmp_path / "m", {**hub_folders.CONFIGS["gpt2"], "tie_word_embeddings": True})
     with pytest.raises(WorkloadError, match="one table, and it is to train the head alone") as raised:
@@ -155,14 +166,45 @@ def test_layers_compute_and_train_what_peft_does(kind: str, tmp_path: Path) -> N
     assert all(p.grad is None for p in frozen)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"), [("llama", ""), ("gpt2", ""), ("qwen2", ",modules_to_save=lm_head")]
+)
+def test_packed_records_train_what_peft_does(kind: str, more: str, tmp_path: Path) -> None:
+    folder = record_folders.model_folder(tmp_path / "m", config=kind)
+    model = hub_folders.uncut(folder)
+    model.save_pretrained(str(folder))
+    data = record_folders.write_lines(tmp_path / "d.jsonl", record_folders.chats(40))
+    loaded = record_folders.load(folder, data, choices=RecordChoices(True), lora=LORA + more)
+    layers = loaded.build(0, loaded.layers)
+    theirs = with_adapters_of(loaded, layers, model)
+    (ids, positions), targets = next(loaded.batches())  # type: ignore[misc]
+    value: Any = (ids, positions)
+    for layer in layers:
+        value = layer(value)
+    labels = targets["labels"]  # type: ignore[index, call-overload]
+    expected = theirs(input_ids=ids, position_ids=positions, labels=labels, use_cache=False)
+    loss = loaded.loss(value, targets)
+    torch.testing.assert_close(value, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, expected.loss)
+    loss.backward()
+    expected.loss.backward()
+    found = {n: p.grad for n, p in named(loaded, layers).items() if p.requires_grad}
+    gradients = {n: p.grad for n, p in theirs.named_parameters() if p.requires_grad}
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def with_adapters_of(loaded: Workload, layers: list[Any], model: Any) -> Any:
     """The library's model with peft's own adapters, which have the layers' values; not a PeftModel."""
     settings = loaded.model.hub.settings  # type: ignore[union-attr]
     kinds = {"causal": "CAUSAL_LM", "masked": None}
+    asked = loaded.model.hub.adapters.config  # type: ignore[union-attr]
     made = peft.LoraConfig(
         r=4,
         lora_alpha=16,
-        target_modules=loaded.model.hub.adapters.config.target_modules,  # type: ignore[union-attr]
+        target_modules=asked.target_modules,
+        modules_to_save=asked.modules_to_save,
         task_type=kinds[settings.task],
         fan_in_fan_out=settings.config.model_type == "gpt2",
     )

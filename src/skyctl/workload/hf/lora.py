@@ -141,8 +141,8 @@ def add_adapters(model: Any, lora: Mapping[str, Any], settings: HubSettings, fol
     _refuse_tied(model, settings, folder)
     if fused := sorted(getattr(config, "target_parameters", None) or ()):
         raise WorkloadError(
-            f"--lora: peft takes {lora['target_modules']} of {folder.name} for {', '.join(fused)}, which are "
-            "no linear layers",
+            f"--lora: peft takes {', '.join(lora['target_modules'])} of {folder.name} for "
+            f"{', '.join(fused)}, which are no linear layers",
             hint=f"linear are {', '.join(linear)}",
         )
     for module in model.modules():
