@@ -129,7 +129,7 @@ def test_owners_are_as_in_one_process(
         mu=round_options.get("prox_mu", 0.0),
         clients=round_options.get("clients"),
         drop=round_options.get("drop_stragglers", False),
-        affords=affords,
+        step_budget=affords,
     )
     is_as(
         pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, round_options=round_options)),

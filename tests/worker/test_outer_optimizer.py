@@ -113,7 +113,7 @@ def test_owners_of_whom_some_take_part(
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
     expected = round_reference.train(
         spec, MICROBATCHES, [5, 2, 3], 6, owners=("a", "b", "c+d"), mu=more.get("prox_mu", 0.0),
-        clients=more.get("clients"), drop=more.get("drop_stragglers", False), affords=affords,
+        clients=more.get("clients"), drop=more.get("drop_stragglers", False), step_budget=affords,
         outer=outer(0.7, 0.9),
     )  # fmt: skip
     done = pool.run(owners_orders(driver, spec, [5, 2, 3], 6, weights=True, round_options=DILOCO | more))
@@ -126,7 +126,7 @@ def test_an_owner_is_a_pipeline(workload: Workloads, pool: Any) -> None:
     """Replicas of a layer in stages of their own make the same step."""
     spec = edit_workload(workload("adamw", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
     expected = round_reference.train(
-        spec, MICROBATCHES, STEPS, 5, owners=list(CUT), clients=2, affords=affords, clip_norm=0.5,
+        spec, MICROBATCHES, STEPS, 5, owners=list(CUT), clients=2, step_budget=affords, clip_norm=0.5,
         outer=outer(0.7, 0.9),
     )  # fmt: skip
     recipe = Recipe(clip_norm=0.5, total_steps=5).to_dict()

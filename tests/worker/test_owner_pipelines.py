@@ -84,7 +84,7 @@ def test_a_pipeline_is_an_owner(workload: Workloads, pool: Any, rhythm: dict[str
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
     expected = round_reference.train(
         spec, MICROBATCHES, STEPS, 5, owners=list(CUT), mu=rhythm.get("prox_mu", 0.0),
-        clients=rhythm.get("clients_per_round"), affords=affords, clip_norm=0.5,
+        clients=rhythm.get("clients_per_round"), step_budget=affords, clip_norm=0.5,
     )  # fmt: skip
     recipe = Recipe(clip_norm=0.5, total_steps=5).to_dict()
     done = pool.run(rank_orders(CUT, STEPS, spec, 5, rhythm, star=star, weights=True, recipe=recipe))
@@ -188,7 +188,7 @@ def test_an_owner_stops_at_its_deadline_and_its_work_counts(
     rhythm = {"round_deadline_s": 1e-6}
     done = of_owners(pool.run(rank_orders(owners, [9, 9, 9], spec, 3, rhythm, weights=True)), last)
     expected = round_reference.train(
-        spec, MICROBATCHES, [9, 9, 9], 3, owners=list(owners), affords=lambda _owner, _round: 1
+        spec, MICROBATCHES, [9, 9, 9], 3, owners=list(owners), step_budget=lambda _owner, _round: 1
     )
     is_as(done, expected)
     dropped = pool.run(
