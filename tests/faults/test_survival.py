@@ -37,7 +37,8 @@ def three(another: Callable):
     file = made.folder / "cluster.yaml"  # else a run is over before anything can happen to it
     file.write_text(file.read_text().replace("transport: local", f"transport: local, slowdown: {SLOWER}"))
     made.probe_briefly(GPT, *SIZES, "--links", "none")
-    made.run_inside("plan", GPT, *SIZES, "--assign", "a=0:2,b=2:4,c=4:6", "-o", "plan.json")
+    fixed = ("--assign", "a=0:2,b=2:4,c=4:6", "--schedule", "1f1b")  # so memory is not a matter of timing
+    made.run_inside("plan", GPT, *SIZES, *fixed, "-o", "plan.json", code=0)
     return made
 
 
@@ -106,9 +107,11 @@ def test_an_agent_is_killed_and_its_node_left_out(three, losses: list[float]) ->
     run = launch(three).wait_for(13)
     os.kill(run.agent("c"), signal.SIGKILL)
     assert "node c was lost" in run.end().stderr
-    run.is_as(losses, 2)
-    second = run.state["attempts"][1]
+    attempts = run.state["attempts"]
+    run.is_as(losses, len(attempts))
+    _, second, *later = attempts
     assert second["why"] == "node c was lost"
+    assert {one["why"] for one in later} <= {"node c is back"}  # where a run is so slow that this pays
     assert set(second["devices"]) <= {"a/cpu:0", "b/cpu:0"}
     assert left_of_state(three.state) == []
 
@@ -193,7 +196,8 @@ def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
         own_bytes = needs[device["id"]] - device["reserved_bytes"]
         device["memory_bytes"] = needs[device["id"]] + 0.2 * own_bytes
     (three.folder / "tight.json").write_text(json.dumps(plan))
-    run = three.launch("tight.json", "--steps", "400", *EVERY, "--ignore-changes").wait_for(8)
+    # So few steps that launch does not start anew meanwhile, and connect to both nodes again.
+    run = three.launch("tight.json", "--steps", "30", *EVERY, "--ignore-changes").wait_for(8)
     for agent in [run.agent("a"), run.agent("c")]:
         os.kill(agent, signal.SIGKILL)
     complains(run.child.wait(), 3, "without", "nothing fits")
