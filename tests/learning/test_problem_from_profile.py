@@ -18,7 +18,7 @@ from skyctl.learning.problem_from_profile import HEAP_SHARE, build_problem
 from skyctl.planning.plan_from_profile import plan_profile
 from skyctl.planning.plan_options import PlanOptions
 from skyctl.planning.problem_overrides import override_problem
-from skyctl.probe.node.samples import ClockScale, LayerSamples, Sample, timing_figures
+from skyctl.probe.node.samples import ClockScale, LayerSamples, TimingSample, timing_figures
 from skyctl.records.base import parse
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
@@ -273,7 +273,7 @@ def test_times_that_hardly_repeat_are_planned_with_and_the_device_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A few repetitions took a thousand times as long as the others, and runs spread further still."""
-    repetitions = [Sample(0.01, 0.01, 0.02, 0.02)] * 7 + [Sample(10.0, 10.0, 20.0, 20.0)] * 3
+    repetitions = [TimingSample(0.01, 0.01, 0.02, 0.02)] * 7 + [TimingSample(10.0, 10.0, 20.0, 20.0)] * 3
     measured = LayerSamples()
     measured.add((0, 2), repetitions, [1] * len(repetitions))
     figures = timing_figures(measured, (0, 2), ClockScale(1.0, True, 0.0), 0.0)

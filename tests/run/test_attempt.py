@@ -23,9 +23,9 @@ from skyctl.run.attempt import Attempt
 from skyctl.run.attempt_orders import AttemptOrders
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.health_monitor import FIRST_CAUSE_GRACE_S, Deadlines
+from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import rank_of_task
 from skyctl.run.restart_policy import classify
-from skyctl.run.run import Run
 from skyctl.run.run_options import RunOptions
 from skyctl.worker.rank_order import RANK_ORDERS, AnyRankOrder
 
@@ -145,7 +145,7 @@ class Stage:
         journal: Any = Journal()
         nodes = tuple(session.node for session in sessions.values())
         self.attempt = Attempt(
-            Run(journal, Cluster(name="here", nodes=nodes), sessions, watcher),
+            LiveRun(journal, Cluster(name="here", nodes=nodes), sessions, watcher),
             AttemptOrders(PLAN, 1, specs, first=0),
             RunOptions(steps=steps, deadlines=QUICK, checkpoint_every=None if checkpoints else 0),
             NO_CHECKPOINTS,

@@ -29,9 +29,9 @@ from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.base import ConnectOptions
 from skyctl.run import replanner, run_nodes
 from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import replan, with_observed_times, without_nodes
 from skyctl.run.replanner import Replanner
-from skyctl.run.run import Run
 from skyctl.run.run_nodes import RunNodes
 from skyctl.run.step_collector import StepCollector
 
@@ -109,7 +109,7 @@ class Desk:
         watcher = RunCallbacks(note=self.said.append, warn=self.said.append)
         state = SimpleNamespace(state=SimpleNamespace(lost={}, untrusted=(), cluster_file=None))
         journal: Any = SimpleNamespace(**vars(state), update=lambda **_changes: None)
-        self.run = Run(journal, CLUSTER, self.sessions, watcher)
+        self.run = LiveRun(journal, CLUSTER, self.sessions, watcher)
         self.replaced = self.run.replaced
         checkpoints: Any = SimpleNamespace(drop=lambda _name: None)
         self.nodes = RunNodes(self.run, checkpoints, made)

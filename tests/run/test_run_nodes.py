@@ -13,7 +13,7 @@ from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.run_state import RunState
 from skyctl.run.journal import FolderJournal
-from skyctl.run.run import Run
+from skyctl.run.live_run import LiveRun
 from skyctl.run.run_nodes import RunNodes
 
 CLUSTER = Cluster(name="c", nodes=tuple(Node(name=name, transport="local") for name in "abc"))
@@ -40,7 +40,7 @@ def make(sessions: dict[str, Any], **known: Any) -> tuple[RunNodes, FolderJourna
     state = RunState.model_validate({"run_id": paths.run_id, **fixed, **known})
     journal = FolderJournal(paths, state, lambda _note: None)
     checkpoints: Any = SimpleNamespace(drop=lambda _name: None)
-    run = Run(journal, CLUSTER, sessions)
+    run = LiveRun(journal, CLUSTER, sessions)
     return RunNodes(run, checkpoints, PLAN), journal
 
 

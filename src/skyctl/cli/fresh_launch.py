@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skyctl.run.callbacks import RunCallbacks, StepProgress
     from skyctl.run.run_lock import RunLock
     from skyctl.supervision.fresh_start import LeftRun
-    from skyctl.supervision.run_opening import OnDetach
+    from skyctl.supervision.opened_runs import OnDetach
 
 AGAIN_S = 60.0
 """How long nodes are tried that can't be reached just now, though they could be a moment ago."""

@@ -314,7 +314,7 @@ def _train(
         connector = stack.enter_context(make_connector(nodes, target.everyone))
         progress("loading the workload")
         request, loaded = _load(out, load, progress)
-        from skyctl.supervision.run_opening import new_run
+        from skyctl.supervision.opened_runs import new_run
         from skyctl.supervision.run_settings import saved_settings
         from skyctl.workload.starting_weights import with_frozen_digest
 

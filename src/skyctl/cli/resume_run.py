@@ -34,8 +34,8 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     from skyctl.cli.run_display import show_outcome, supervise_on_terminal
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.run.run_lock import acquire_run_lock
+    from skyctl.supervision.opened_runs import resumed_run
     from skyctl.supervision.resume import prepare_resume
-    from skyctl.supervision.run_opening import resumed_run
     from skyctl.supervision.run_settings import request_of, saved_settings
     from skyctl.supervision.run_status import load_run, refuse_running
 

@@ -343,7 +343,7 @@ def _run(
     from skyctl.run.scripts.script_attempt import SCRIPT_MODULE
     from skyctl.run.scripts.script_ranks import find_batch_size
     from skyctl.supervision.background_supervisor import hand_over
-    from skyctl.supervision.run_opening import new_run
+    from skyctl.supervision.opened_runs import new_run
     from skyctl.supervision.run_settings import script_settings
     from skyctl.supervision.script_supervision import supervise_script
 

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from skyctl.records.measurement import Measurement, OwnerMeasurement, ValidationMeasurement
     from skyctl.records.plan import Plan
     from skyctl.run.callbacks import RankOfNode, RunCallbacks, StepProgress
-    from skyctl.run.run import Run
+    from skyctl.run.live_run import LiveRun
     from skyctl.run.run_lock import RunLock
     from skyctl.run.run_options import RunOptions
     from skyctl.supervision.background_supervisor import RunEnd
+    from skyctl.supervision.opened_runs import OnDetach
     from skyctl.supervision.run_logs import RankLogLine
-    from skyctl.supervision.run_opening import OnDetach
 
 InterruptAnswer = Literal["stop", "detach", "go on"]
 INTERRUPT_ANSWERS: tuple[InterruptAnswer, ...] = get_args(InterruptAnswer)
@@ -221,7 +221,7 @@ def measure_with_progress(
 def supervise_on_terminal(
     out: Output,
     progress: ProgressDisplay,
-    run: Run,
+    run: LiveRun,
     make_plan: Callable[[], Plan],
     *,
     yes: bool,
@@ -250,7 +250,7 @@ def supervise_on_terminal(
         told = LeftRun(run.run_id, yes, as_json=out.as_json, quiet=out.quiet, verbose=out.verbose)
         anew = stack.enter_context(FreshStart(run, command, told))
 
-        def leave(left: Run) -> int:
+        def leave(left: LiveRun) -> int:
             if not anew.begun:
                 return hand_over(left, callbacks.phase)
             anew.execute(progress.stop)

@@ -32,12 +32,12 @@ from skyctl.run.attempt_state import (
     Tell,
 )
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.first_steps import FirstSteps, KeepPart
+from skyctl.run.first_steps_check import FirstStepsCheck, KeepPart
 from skyctl.run.health_monitor import HealthMonitor
+from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_failure import RankState, as_skyctl_error
 from skyctl.run.rank_spec import peer_pairs, rank_task_name, replica_sets
 from skyctl.run.rank_tasks import RankTasks
-from skyctl.run.run import Run
 from skyctl.run.run_options import RunOptions
 from skyctl.run.slow_owner import SlowOwners
 from skyctl.worker.rank_events import EnvironmentEvent, HeartbeatEvent, RankEvent
@@ -76,7 +76,7 @@ class Attempt:
 
     def __init__(
         self,
-        run: Run,
+        run: LiveRun,
         orders: AttemptOrders,
         options: RunOptions,
         checkpoints: RunCheckpoints,
@@ -95,7 +95,7 @@ class Attempt:
         self._ticked_at = 0.0
         self.results = AttemptResults(run, orders, self.state)
         self._slow_owners = SlowOwners(self.state.collected)
-        self._first_steps = FirstSteps.of(orders.plan, orders.first, keep_part)
+        self._first_steps = FirstStepsCheck.of(orders.plan, orders.first, keep_part)
 
     # --- from the start to the end
 

@@ -15,8 +15,8 @@ from skyctl.learning.cluster_changes import local_memory_changes, refuse_changes
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.plan_nodes import layers_by_node, nodes_in
+from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
-from skyctl.run.run import Run
 from skyctl.run.run_options import RunOptions
 from skyctl.run.sum_claims import planned_numels
 from skyctl.workload.shipped_files import digest_workload, files_to_ship
@@ -46,7 +46,7 @@ class OrderMaker:
     has it as it is then, and says where it has changed.
     """
 
-    def __init__(self, run: Run, request: TrainingRequest, options: RunOptions) -> None:
+    def __init__(self, run: LiveRun, request: TrainingRequest, options: RunOptions) -> None:
         self._run, self._request, self._options = run, request, options
         self._files: Mapping[str, bytes] | None = None
 

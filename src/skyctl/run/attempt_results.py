@@ -11,9 +11,9 @@ from skyctl.records.measurement import Measurement
 from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.attempt_orders import AttemptOrders
 from skyctl.run.attempt_state import AttemptState
+from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import observed_slowdowns
 from skyctl.run.rank_spec import holding_specs
-from skyctl.run.run import Run
 from skyctl.run.step_history import StepHistory
 from skyctl.run.step_metrics import build_measurement, with_differences
 from skyctl.schedule.simulation_input import SimulationInput
@@ -22,7 +22,7 @@ from skyctl.schedule.simulation_input import SimulationInput
 class AttemptResults:
     """The results of one attempt, as far as its ranks have come."""
 
-    def __init__(self, run: Run, orders: AttemptOrders, state: AttemptState) -> None:
+    def __init__(self, run: LiveRun, orders: AttemptOrders, state: AttemptState) -> None:
         self._run, self._orders, self._state = run, orders, state
 
     def measurement(self, weights: str | None = None) -> Measurement:

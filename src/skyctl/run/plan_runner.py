@@ -32,8 +32,9 @@ from skyctl.run.attempt_orders import AttemptOrders, OrderMaker
 from skyctl.run.backend_change import backend_at_addresses, without_gloo
 from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.change_notes import backend_note, change_notes
-from skyctl.run.first_steps import KeepPart
+from skyctl.run.first_steps_check import KeepPart
 from skyctl.run.journal import FolderJournal, begin_attempt, update_attempt
+from skyctl.run.live_run import LiveRun
 from skyctl.run.operator_requests import OperatorRequests, StopRequested
 from skyctl.run.plan_update import replan_without
 from skyctl.run.rank_spec import check_plan_fits, used_nodes
@@ -50,7 +51,6 @@ from skyctl.run.restart_policy import (
     resume_hint,
 )
 from skyctl.run.round_spec import refuse_trace
-from skyctl.run.run import Run
 from skyctl.run.run_nodes import RunNodes
 from skyctl.run.run_options import RunOptions
 from skyctl.run.step_collector import StepCollector
@@ -93,7 +93,7 @@ def run_plan(
     mine = {node.name: sessions[node.name] for node in used_nodes(plan, cluster)}
     once = replace(options, checkpoint_every=0, max_restarts=0)
     journal = FolderJournal(paths, state, callbacks.note, mine)
-    return PlanRunner(Run(journal, cluster, mine, callbacks), plan, request, once).run()
+    return PlanRunner(LiveRun(journal, cluster, mine, callbacks), plan, request, once).run()
 
 
 @dataclass
@@ -117,7 +117,7 @@ class PlanRunner:
 
     def __init__(
         self,
-        run: Run,
+        run: LiveRun,
         plan: Plan,
         request: TrainingRequest,
         options: RunOptions,

@@ -25,6 +25,7 @@ from skyctl.records.problem import Problem
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
+from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import (
     DEFAULT_RESTART_S,
     OBSERVED_STEPS,
@@ -41,7 +42,6 @@ from skyctl.run.plan_update import (
     without_nodes,
     worth_moving,
 )
-from skyctl.run.run import Run
 from skyctl.run.run_nodes import HEARD_AGAIN_S, RunNodes
 from skyctl.run.step_collector import StepCollector
 
@@ -119,7 +119,12 @@ class Replanner:
     """
 
     def __init__(
-        self, run: Run, nodes: RunNodes, request: TrainingRequest, connect: ConnectOptions | None, plan: Plan
+        self,
+        run: LiveRun,
+        nodes: RunNodes,
+        request: TrainingRequest,
+        connect: ConnectOptions | None,
+        plan: Plan,
     ) -> None:
         self._run, self._nodes, self._request, self._connect = run, nodes, request, connect
         self._first_problem = plan.problem

@@ -12,7 +12,7 @@ from skyctl.records.problem import Problem
 from skyctl.records.run_state import NodeSession
 from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
-from skyctl.run.run import Run
+from skyctl.run.live_run import LiveRun
 
 HEARD_AGAIN_S = 5.0
 """A node that was lost is there again once it has answered since, and so shortly ago."""
@@ -64,7 +64,7 @@ class RunNodes:
         plan: its problem knows the devices of nodes that the state has as lost.
     """
 
-    def __init__(self, run: Run, checkpoints: RunCheckpoints, plan: Plan) -> None:
+    def __init__(self, run: LiveRun, checkpoints: RunCheckpoints, plan: Plan) -> None:
         self._run, self._checkpoints = run, checkpoints
         self._noted: set[str] = set()
         state, sessions = run.journal.state, run.sessions

@@ -39,7 +39,7 @@ finish() {
 work= brought= watch=
 case "$XDG_DATA_HOME" in /*) data=$XDG_DATA_HOME ;; *) data=$HOME/.local/share ;; esac
 home=$data/skyctl/python
-mkdir -p "$home" && home=$(cd -P "$home" && pwd -P) || fail "$home can not be made"
+mkdir -p "$home" && home=$(cd -P "$home" && pwd -P) || fail "$home can't be made"
 at=$home group=
 [ "$(id -gn)" != "$(id -un)" ] || group="-o -group $(id -g)"
 while :; do
@@ -53,7 +53,7 @@ trap finish EXIT
 trap 'exit 143' HUP INT TERM PIPE
 say "$(uname -s) $(uname -m)"
 read -r size || exit 1
-work=$(mktemp -d "$home/.new-XXXXXX") || fail "$home can not be written to"
+work=$(mktemp -d "$home/.new-XXXXXX") || fail "$home can't be written to"
 head -c "$size" | gzip -dc >"$work/uv" && chmod 700 "$work/uv" || fail "there is no room in $home"
 export UV_CACHE_DIR="$work/cache" TMPDIR="$work" UV_PYTHON_INSTALL_DIR="$home"
 export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 NO_COLOR=1

@@ -23,11 +23,11 @@ from skyctl.errors import InputError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.run import Run
+from skyctl.run.live_run import LiveRun
 from skyctl.run.run_lock import RunLock, acquire_run_lock
 from skyctl.run.wandb_writer import WANDB_SERVICE
+from skyctl.supervision.opened_runs import OnDetach
 from skyctl.supervision.run_logs import FileTail, log_supervisor, parse_supervisor_line
-from skyctl.supervision.run_opening import OnDetach
 from skyctl.terminal import silence_output
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def supervise_in_background(run_id: str) -> int:
                 log_supervisor(paths.supervisor_log, "note", "it ended before this process took it over")
                 return 0
             callbacks = leaving.beside(supervisor_log_callbacks(paths))
-            over = take_over_any(lock, callbacks, Run.leave)
+            over = take_over_any(lock, callbacks, LiveRun.leave)
         if over is None:
             log_supervisor(
                 paths.supervisor_log, "note", "this process was told to end; the run goes on on its nodes"
@@ -181,7 +181,7 @@ TAKE_OVER_WAIT_S = 120.0
 LOOK_S = 0.1
 
 
-def hand_over(run: Run, say: Callable[[str], None]) -> int:
+def hand_over(run: LiveRun, say: Callable[[str], None]) -> int:
     """Leaves the run, starts a process that takes it over, and waits until it has.
 
     Returns:

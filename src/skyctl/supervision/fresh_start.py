@@ -25,8 +25,8 @@ from skyctl.agent.process_tree import process_table
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
-from skyctl.run.first_steps import FIRST_STEPS
-from skyctl.run.run import Run
+from skyctl.run.first_steps_check import FIRST_STEPS
+from skyctl.run.live_run import LiveRun
 from skyctl.run.run_lock import RunLock
 from skyctl.run.wandb_writer import wandb_project
 from skyctl.supervision.run_settings import cluster_of
@@ -103,7 +103,7 @@ class FreshStart:
         left: what the fresh start is told.
     """
 
-    def __init__(self, run: Run, command: Sequence[str], left: LeftRun) -> None:
+    def __init__(self, run: LiveRun, command: Sequence[str], left: LeftRun) -> None:
         self._run, self._command, self._left = run, command, left
         self._first_attempt = len(run.journal.state.attempts) + 1
         self._is_off = wandb_project(run.journal.state) is not None  # its library's own process would be lost

@@ -10,22 +10,22 @@ from skyctl.checkpoint.launcher.replicator_messages import REPLICATOR_KINDS
 from skyctl.errors import ProtocolError, SessionGoneError, SkyctlError
 from skyctl.records.cluster import Node, node_of
 from skyctl.remote.remote_task import RemoteTask, read_task_message
+from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_messages import RANK_KINDS
 from skyctl.run.rank_spec import rank_of_task, rank_task_name
-from skyctl.run.run import Run
 
 
-def gone_nodes(run: Run) -> list[str]:
+def gone_nodes(run: LiveRun) -> list[str]:
     """The nodes whose sessions have ended, and all that ran there with them."""
     return [name for name, error in run.missing.items() if isinstance(error, SessionGoneError)]
 
 
-def unreached_nodes(run: Run) -> dict[str, SkyctlError]:
+def unreached_nodes(run: LiveRun) -> dict[str, SkyctlError]:
     """The nodes that could not be reached, and why: what runs there may go on."""
     return {name: error for name, error in run.missing.items() if not isinstance(error, SessionGoneError)}
 
 
-def ranks_of(run: Run) -> dict[int, RemoteTask] | None:
+def ranks_of(run: LiveRun) -> dict[int, RemoteTask] | None:
     """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
     if not _is_training(run):
         return None
@@ -40,7 +40,7 @@ def ranks_of(run: Run) -> dict[int, RemoteTask] | None:
     return tasks
 
 
-def some_rank_ended(run: Run) -> bool:
+def some_rank_ended(run: LiveRun) -> bool:
     """Whether some rank is known to have ended. A node that can't be reached says nothing of its ranks."""
     if not _is_training(run):
         return bool(run.sessions)
@@ -53,7 +53,7 @@ def some_rank_ended(run: Run) -> bool:
     )
 
 
-def end_tasks(run: Run, but: Iterable[RemoteTask] = ()) -> None:
+def end_tasks(run: LiveRun, but: Iterable[RemoteTask] = ()) -> None:
     """Ends what the last supervisor has left on nodes, such as replicators, whose secret was its own.
 
     What they had still said is written down.
@@ -75,17 +75,17 @@ def end_tasks(run: Run, but: Iterable[RemoteTask] = ()) -> None:
             session.discard(task)
 
 
-def _is_training(run: Run) -> bool:
+def _is_training(run: LiveRun) -> bool:
     state = run.journal.state
     return state.status in ("running", "stopping") and bool(state.attempts)
 
 
-def _nodes_by_rank(run: Run) -> list[str]:
+def _nodes_by_rank(run: LiveRun) -> list[str]:
     """The nodes of the last attempt, by rank."""
     return [node_of(device) for device in run.journal.state.attempts[-1].devices]
 
 
-def _newest_tasks(run: Run, nodes: Iterable[str]) -> dict[int, RemoteTask]:
+def _newest_tasks(run: LiveRun, nodes: Iterable[str]) -> dict[int, RemoteTask]:
     """By rank, its newest task on its node; agents remember earlier ones."""
     tasks: dict[int, RemoteTask] = {}
     for rank, node in enumerate(nodes):

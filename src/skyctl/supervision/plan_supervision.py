@@ -16,8 +16,8 @@ from skyctl.records.plan import Plan
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.callbacks import Detached, RunCallbacks
+from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_runner import PlanRunner
-from skyctl.run.run import Run
 from skyctl.run.run_lock import RunLock
 from skyctl.supervision.left_tasks import (
     end_tasks,
@@ -26,8 +26,8 @@ from skyctl.supervision.left_tasks import (
     some_rank_ended,
     unreached_nodes,
 )
+from skyctl.supervision.opened_runs import OnDetach, note_sessions, taken_over_run
 from skyctl.supervision.run_logs import with_supervisor_log
-from skyctl.supervision.run_opening import OnDetach, note_sessions, taken_over_run
 from skyctl.supervision.run_settings import connect_of, options_of, request_of
 
 
@@ -63,7 +63,7 @@ def take_over(
 
 
 def supervise_run(
-    run: Run,
+    run: LiveRun,
     plan: Plan,
     callbacks: RunCallbacks,
     detach: OnDetach,
@@ -111,7 +111,7 @@ def supervise_run(
     return done, paths
 
 
-def plan_of(run: Run) -> Plan:
+def plan_of(run: LiveRun) -> Plan:
     """The plan of the last attempt; RunError where the run had none yet."""
     paths = run.journal.paths
     path = next((path for path in (paths.plan, paths.newest_plan) if path.is_file()), None)
@@ -124,7 +124,7 @@ def plan_of(run: Run) -> Plan:
     return read_record(Plan, path)
 
 
-def _unreached_error(run: Run, nodes: list[str]) -> NodeError:
+def _unreached_error(run: LiveRun, nodes: list[str]) -> NodeError:
     """The error where a run may be training on nodes that can't be reached, and is left as it is."""
     return UnreachableError(
         f"run {run.run_id} can't be taken over: {', '.join(nodes)} can't be reached, and nothing says that "
@@ -134,7 +134,7 @@ def _unreached_error(run: Run, nodes: list[str]) -> NodeError:
     )
 
 
-def _reconnect_gone_nodes(run: Run, callbacks: RunCallbacks) -> None:
+def _reconnect_gone_nodes(run: LiveRun, callbacks: RunCallbacks) -> None:
     """Opens new sessions with the nodes whose old ones have ended."""
     gone = gone_nodes(run)
     nodes = [node for node in run.cluster.nodes if node.name in gone]

@@ -9,13 +9,13 @@ from skyctl.files import json_line, write_atomic
 from skyctl.jobs.node_sessions import require_all
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.callbacks import Detached, RunCallbacks
-from skyctl.run.run import Run
+from skyctl.run.live_run import LiveRun
 from skyctl.run.run_lock import RunLock
 from skyctl.run.scripts.script_outcome import ScriptOutcome
 from skyctl.run.scripts.script_runner import ScriptRunner
 from skyctl.supervision.left_tasks import end_tasks, ranks_of
+from skyctl.supervision.opened_runs import OnDetach, taken_over_run
 from skyctl.supervision.run_logs import with_supervisor_log
-from skyctl.supervision.run_opening import OnDetach, taken_over_run
 from skyctl.supervision.run_settings import script_of
 
 
@@ -47,7 +47,7 @@ def take_over_script(lock: RunLock, callbacks: RunCallbacks, detach: OnDetach) -
 
 
 def supervise_script(
-    run: Run,
+    run: LiveRun,
     callbacks: RunCallbacks,
     detach: OnDetach,
     tasks: Mapping[int, RemoteTask] | None = None,
@@ -68,7 +68,7 @@ def supervise_script(
     return done
 
 
-def _ranks_gone_error(run: Run) -> RunError:
+def _ranks_gone_error(run: LiveRun) -> RunError:
     return RunError(
         f"not all ranks of run {run.run_id} are there any more, and what they have done is not known: "
         "the run is ended",

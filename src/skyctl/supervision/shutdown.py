@@ -11,11 +11,11 @@ from datetime import datetime, timedelta
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.live_run import LiveRun
 from skyctl.run.operator_requests import StopRunRequest, leave_request, take_requests
-from skyctl.run.run import Run
 from skyctl.run.run_lock import acquire_run_lock, end_supervisor
 from skyctl.supervision.left_tasks import ranks_of, unreached_nodes
-from skyctl.supervision.run_opening import taken_over_run
+from skyctl.supervision.opened_runs import taken_over_run
 from skyctl.supervision.run_status import InspectedRun, counted_unit, inspect_run
 
 REQUEST_TAKEN_S = 20.0
@@ -124,7 +124,7 @@ def _stop_from_here(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: b
     )
 
 
-def _keep_last_checkpoint(run: Run, callbacks: RunCallbacks) -> None:
+def _keep_last_checkpoint(run: LiveRun, callbacks: RunCallbacks) -> None:
     """Has the ranks write a last checkpoint, where all of them are there."""
     tasks = ranks_of(run)
     if tasks is None:
@@ -134,11 +134,11 @@ def _keep_last_checkpoint(run: Run, callbacks: RunCallbacks) -> None:
         if run.journal.state.is_script:
             from skyctl.supervision.script_supervision import supervise_script
 
-            supervise_script(run, callbacks, Run.leave, tasks)
+            supervise_script(run, callbacks, LiveRun.leave, tasks)
             return
         from skyctl.supervision.plan_supervision import plan_of, supervise_run
 
-        supervise_run(run, plan_of(run), callbacks, Run.leave, tasks)
+        supervise_run(run, plan_of(run), callbacks, LiveRun.leave, tasks)
 
 
 def unreached_text(state: RunState, written: str, error: SkyctlError) -> str:

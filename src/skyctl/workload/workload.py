@@ -328,8 +328,8 @@ class Workload:
             WorkloadError: a file of them, or the tokenizer, can't be read.
         """
         from skyctl.workload.datasets.record_files import RecordOptions, is_file_list
-        from skyctl.workload.datasets.rendering import SampleMaker
         from skyctl.workload.datasets.row_order import BlockReader
+        from skyctl.workload.datasets.sample_maker import SampleMaker
 
         made, spec = self.model.hub, self._spec
         assert made is not None

@@ -12,7 +12,7 @@ from skyctl.probe.node.repetition_timer import RepetitionTimer, collect_samples
 from skyctl.probe.node.samples import (
     ENOUGH_BLOCKS,
     LayerSamples,
-    Sample,
+    TimingSample,
     block_sizes,
     converged,
     estimate,
@@ -21,7 +21,7 @@ from skyctl.probe.node.samples import (
 )
 
 
-def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.1) -> list[Sample]:
+def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.1) -> list[TimingSample]:
     """One thread under a quota: it runs for ``quota`` of each period, then stands still to its end."""
     samples = []
     used_s = 0.0
@@ -31,11 +31,13 @@ def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.
             stalls = int((used_s + part_s) / (quota * period_s)) - int(used_s / (quota * period_s))
             used_s += part_s
             parts += [part_s + stalls * (1 - quota) * period_s, part_s]
-        samples.append(Sample(*parts))
+        samples.append(TimingSample(*parts))
     return samples
 
 
-def metered(samples: list[Sample], threads: int = 1, quota_cpus: float | None = None) -> RepetitionTimer:
+def metered(
+    samples: list[TimingSample], threads: int = 1, quota_cpus: float | None = None
+) -> RepetitionTimer:
     """A timer that has taken them, with nothing between."""
     timer = RepetitionTimer("cpu", single_thread=threads == 1, quota_cpus=quota_cpus)
     timer.wall_s, timer.cpu_s = sum(s.wall_s for s in samples), sum(s.cpu_s for s in samples)
@@ -55,7 +57,7 @@ def test_a_quota_stretches_all_layers_alike() -> None:
 
 
 def test_wall_time_is_used_where_threads_differ() -> None:
-    samples = [Sample(0.01, 0.015, 0.02, 0.04)] * 5
+    samples = [TimingSample(0.01, 0.015, 0.02, 0.04)] * 5
     assert metered(samples, 2).wall_cpu_ratio() is None
     assert metered(samples, 2, 1.9).wall_cpu_ratio() == pytest.approx(0.03 / 0.055)
     assert metered(samples, 4, 4.0).wall_cpu_ratio() is None, "this quota does not bite"
@@ -64,23 +66,23 @@ def test_wall_time_is_used_where_threads_differ() -> None:
 
 
 def test_an_accelerator_has_no_cpu_clock() -> None:
-    assert metered([Sample(0.01, 0.0, 0.02, 0.0)] * 3).wall_cpu_ratio() is None
+    assert metered([TimingSample(0.01, 0.0, 0.02, 0.0)] * 3).wall_cpu_ratio() is None
 
 
 def test_one_hiccup_of_many_does_not_move_the_median() -> None:
-    samples = [Sample(0.01, 0.01, 0.02, 0.02)] * 20 + [Sample(0.05, 0.05, 0.1, 0.1)]
+    samples = [TimingSample(0.01, 0.01, 0.02, 0.02)] * 20 + [TimingSample(0.05, 0.05, 0.1, 0.1)]
     assert estimate(samples, 1.0).forward_s + estimate(samples, 1.0).backward_s == pytest.approx(0.03)
 
 
 def test_steady_needs_repeats_and_agreement() -> None:
-    even = [Sample(0.01, 0.01, 0.02, 0.02)] * 3
+    even = [TimingSample(0.01, 0.01, 0.02, 0.02)] * 3
     assert converged(even, cpu=True)
     assert not converged(even[:2], cpu=True)
-    assert not converged([*even, Sample(0.02, 0.02, 0.04, 0.04)], cpu=True)
+    assert not converged([*even, TimingSample(0.02, 0.02, 0.04, 0.04)], cpu=True)
 
 
-def whole(count: int, seconds: float = 0.03) -> list[Sample]:
-    return [Sample(seconds / 3, seconds / 3, seconds * 2 / 3, seconds * 2 / 3)] * count
+def whole(count: int, seconds: float = 0.03) -> list[TimingSample]:
+    return [TimingSample(seconds / 3, seconds / 3, seconds * 2 / 3, seconds * 2 / 3)] * count
 
 
 def test_a_layer_of_a_window_is_judged_in_the_windows_blocks() -> None:

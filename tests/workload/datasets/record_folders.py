@@ -12,7 +12,7 @@ from tests.workload.datasets.chat_tokenizers import write_tokenizer
 from tests.workload.hf import hub_folders
 
 from skyctl.workload.datasets.checked_options import RecordChoices
-from skyctl.workload.hf.tokenizer_loading import load_tokenizer
+from skyctl.workload.hf.tokenizer import load_tokenizer
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
 

@@ -11,7 +11,7 @@ from tests.workload.datasets.chat_tokenizers import write_tokenizer
 from tests.workload.datasets.make_trl_samples import records, summary
 
 from skyctl.workload.datasets.record_kinds import kind_of, read_source
-from skyctl.workload.datasets.rendering import Sample, SampleMaker
+from skyctl.workload.datasets.sample_maker import Sample, SampleMaker
 
 pytest.importorskip("transformers")
 

@@ -15,8 +15,8 @@ from skyctl.errors import WorkloadError
 from skyctl.workload.datasets.checked_options import RecordChoices, find_record_options
 from skyctl.workload.datasets.line_blocks import MAX_LINE_BYTES
 from skyctl.workload.datasets.line_conversion import open_records
-from skyctl.workload.datasets.rendering import SampleMaker
 from skyctl.workload.datasets.row_order import BlockReader, RowOrder
+from skyctl.workload.datasets.sample_maker import SampleMaker
 from skyctl.workload.datasets.survey import Survey, survey_records
 
 pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.datasets.checked_options import RecordChoices
-from skyctl.workload.datasets.packing import pack
+from skyctl.workload.datasets.packed_rows import pack
 from skyctl.workload.loss_functions import IGNORED_TARGET
 
 pytest.importorskip("transformers")

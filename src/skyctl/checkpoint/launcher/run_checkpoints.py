@@ -42,7 +42,7 @@ class EventJournal(Protocol):
 
 
 class CheckpointOwner(Protocol):
-    """As much of a run (``run.run``) as is needed here."""
+    """As much of a run (``run.live_run``) as is needed here."""
 
     @property
     def journal(self) -> EventJournal:

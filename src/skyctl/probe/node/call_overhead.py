@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from skyctl.probe.node.layer_windows import LayerWindow
 from skyctl.probe.node.repetition_timer import Repetition, RepetitionTimer
-from skyctl.probe.node.samples import LEAST_OWN_SHARE, Sample, trimmed_error, trimmed_mean
+from skyctl.probe.node.samples import LEAST_OWN_SHARE, TimingSample, trimmed_error, trimmed_mean
 
 CHEAP_S = 0.01
 """Where a layer takes more, the overhead is lost in it, and does not matter."""
@@ -42,7 +42,7 @@ class CallOverhead:
 
     window: LayerWindow
     size: int
-    _rounds: list[tuple[Sample, ...]] = field(default_factory=list)
+    _rounds: list[tuple[TimingSample, ...]] = field(default_factory=list)
     """By round, the sample of the whole window and those of its layers one at a time."""
 
     def measure(
@@ -100,7 +100,7 @@ class CallOverhead:
         return trimmed_mean(more) / fewer, trimmed_error(more) / fewer
 
 
-def _sample_s(sample: Sample, by_cpu: bool) -> float:
+def _sample_s(sample: TimingSample, by_cpu: bool) -> float:
     return sample.cpu_s if by_cpu else sample.wall_s
 
 

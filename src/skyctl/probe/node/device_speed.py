@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from skyctl.probe.node.repetition_timer import RepetitionTimer, collect_samples
-from skyctl.probe.node.samples import Sample, estimate
+from skyctl.probe.node.samples import TimingSample, estimate
 from skyctl.probe.node.wall_cpu_ratio import drain_burst
 
 WIDTH = 512
@@ -71,7 +71,7 @@ def measure_flops_per_s(
     )
     steps = MlpRepetition(device, CPU_TOKENS if timer.on_cpu else ACCELERATOR_TOKENS)
     start = time.monotonic()
-    samples: list[Sample] = collect_samples(
+    samples: list[TimingSample] = collect_samples(
         timer,
         steps,
         slice_s=max(budget_s, 25 * period_s),

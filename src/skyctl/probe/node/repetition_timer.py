@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.probe.node.samples import MIN_REPEATS, Sample, converged
+from skyctl.probe.node.samples import MIN_REPEATS, TimingSample, converged
 from skyctl.probe.node.wall_cpu_ratio import WallCpuRatio, thread_schedstat
 
 MAX_SAMPLES = 4000
@@ -108,7 +108,7 @@ class RepetitionTimer:
         self.sample(repetition)
         self._waited_s, self._warm_cpu_s = waited_s, warm_cpu_s
 
-    def sample(self, repetition: Repetition) -> Sample:
+    def sample(self, repetition: Repetition) -> TimingSample:
         """Runs one repetition and times its parts."""
         begun = self._last_read or (time.perf_counter(), self._cpu_clock())
         repetition.prepare()
@@ -124,7 +124,7 @@ class RepetitionTimer:
         else:
             self.wall_s += first[0] + second[0]
             self.cpu_s += first[1] + second[1]
-        return Sample(*first, *second)
+        return TimingSample(*first, *second)
 
     def wall_cpu_ratio(self) -> float | None:
         """Wall seconds per CPU second over what was measured, or None where layers may differ in it.
@@ -162,7 +162,7 @@ def collect_samples(
     least: int = MIN_REPEATS,
     minimum_s: float = 0.0,
     over: Callable[[], bool] = lambda: False,
-) -> list[Sample]:
+) -> list[TimingSample]:
     """Warm-up, then repetitions until the mean has converged or the slice is over.
 
     Args:
@@ -178,7 +178,7 @@ def collect_samples(
         done += 1
         if over():
             break
-    samples: list[Sample] = []
+    samples: list[TimingSample] = []
     start = time.perf_counter()
     while len(samples) < MAX_SAMPLES:
         samples.append(timer.sample(repetition))

@@ -20,7 +20,7 @@ TRIMMED, MIN_TRIMMED = 0.1, 5
 """So many of the blocks are left out at each end, one at least where there are so many (``trimmed_mean``)."""
 
 
-class Sample(NamedTuple):
+class TimingSample(NamedTuple):
     """One repetition, in seconds of the wall's and of the CPU's clock (0 on an accelerator)."""
 
     forward_s: float
@@ -28,9 +28,9 @@ class Sample(NamedTuple):
     backward_s: float
     backward_cpu_s: float
 
-    def with_shares(self, forward: float, backward: float) -> Sample:
+    def with_shares(self, forward: float, backward: float) -> TimingSample:
         """The sample of a layer that had these shares of its two parts."""
-        return Sample(
+        return TimingSample(
             self.forward_s * forward,
             self.forward_cpu_s * forward,
             self.backward_s * backward,
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
         return self.forward_cpu_s + self.backward_cpu_s
 
 
-def block_sizes(samples: Sequence[Sample], cpu: bool) -> list[int]:
+def block_sizes(samples: Sequence[TimingSample], cpu: bool) -> list[int]:
     """How many consecutive repetitions make blocks of at least ``BLOCK_S``; the rest joins the last one."""
     sizes = [0]
     held_s = 0.0
@@ -64,7 +64,9 @@ def block_sizes(samples: Sequence[Sample], cpu: bool) -> list[int]:
     return sizes
 
 
-def _block_means(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None = None) -> list[float]:
+def _block_means(
+    samples: Sequence[TimingSample], cpu: bool, sizes: Sequence[int] | None = None
+) -> list[float]:
     """Seconds of a repetition by block, by the CPU's clock or the wall's; ``sizes`` as for ``interval``."""
     means = []
     start = 0
@@ -75,7 +77,7 @@ def _block_means(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | No
     return means
 
 
-def sample_interval(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None = None) -> float:
+def sample_interval(samples: Sequence[TimingSample], cpu: bool, sizes: Sequence[int] | None = None) -> float:
     """Half of the 95% interval (two standard errors) of the blocks' mean, relative to it; inf: not known.
 
     Args:
@@ -92,7 +94,7 @@ def relative_interval(means: Sequence[float]) -> float:
     return 2 * statistics.stdev(means) / math.sqrt(len(means)) / mean if mean > 0 else math.inf
 
 
-def converged(samples: Sequence[Sample], cpu: bool) -> bool:
+def converged(samples: Sequence[TimingSample], cpu: bool) -> bool:
     """Whether the mean of the blocks is known within ``CONVERGED_INTERVAL``."""
     return sample_interval(samples, cpu) <= CONVERGED_INTERVAL
 
@@ -112,7 +114,7 @@ class Estimate:
 
 
 def estimate(
-    samples: Sequence[Sample], wall_cpu_ratio: float | None, sizes: Sequence[int] | None = None
+    samples: Sequence[TimingSample], wall_cpu_ratio: float | None, sizes: Sequence[int] | None = None
 ) -> Estimate:
     """What one repetition takes, from all its samples.
 
@@ -181,8 +183,8 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
 class SplitSamples:
     """Repetitions of one layer's backward: whole, and in two parts (as forward and backward of a sample)."""
 
-    whole: list[Sample] = field(default_factory=list)
-    split: list[Sample] = field(default_factory=list)
+    whole: list[TimingSample] = field(default_factory=list)
+    split: list[TimingSample] = field(default_factory=list)
 
     def ratio(self, on_cpu: bool) -> float:
         """What both parts take against the whole backward, by their medians, because samples are few."""
@@ -219,9 +221,9 @@ class SampleSeries:
     window that the layer was run in.
     """
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TimingSample] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    windows: list[Sample] = field(default_factory=list)
+    windows: list[TimingSample] = field(default_factory=list)
 
 
 @dataclass
@@ -249,7 +251,11 @@ class LayerSamples:
         self._counted = {}
 
     def add(
-        self, key: LayerKey, samples: Sequence[Sample], blocks: Sequence[int], windows: Sequence[Sample] = ()
+        self,
+        key: LayerKey,
+        samples: Sequence[TimingSample],
+        blocks: Sequence[int],
+        windows: Sequence[TimingSample] = (),
     ) -> None:
         """Adds samples of a layer to those it has."""
         for kept in (self._all, self._counted):
@@ -265,7 +271,7 @@ class LayerSamples:
             return counted
         return self._all.get(key) or SampleSeries()
 
-    def samples_of(self, key: LayerKey) -> list[Sample]:
+    def samples_of(self, key: LayerKey) -> list[TimingSample]:
         """The samples that a layer's figures are made of."""
         return self._series(key).samples
 
@@ -278,7 +284,7 @@ class LayerSamples:
         whole = [window.cpu_s if by_cpu else window.wall_s for window in self._series(key).windows]
         return max(LEAST_OWN_SHARE, 1.0 - action_s / fmean(whole)) if sum(whole) > 0 else 1.0
 
-    def split_samples(self, index: int, size: int) -> list[Sample]:
+    def split_samples(self, index: int, size: int) -> list[TimingSample]:
         """The samples of a layer's backward in two parts."""
         split_samples = self.splits.get((index, size))
         return [] if split_samples is None else split_samples.split

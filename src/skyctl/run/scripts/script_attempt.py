@@ -17,10 +17,10 @@ from skyctl.remote.remote_task import (
     read_task_message,
 )
 from skyctl.remote.task_group import GroupEvent
+from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_failure import as_skyctl_error
 from skyctl.run.rank_spec import rank_task_name
 from skyctl.run.rank_tasks import RankTasks
-from skyctl.run.run import Run
 from skyctl.run.scripts.script_failure import ScriptRankState, rank_error, stall_error
 from skyctl.run.scripts.script_ranks import ScriptRank
 from skyctl.script.script_events import (
@@ -54,7 +54,7 @@ class ScriptAttempt:
 
     def __init__(
         self,
-        run: Run,
+        run: LiveRun,
         ranks: Sequence[ScriptRank],
         tick: Callable[[], None],
         stall_s: float | None = None,

@@ -22,8 +22,8 @@ from skyctl.records.script_request import ScriptRequest
 from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_address
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.journal import update_attempt
+from skyctl.run.live_run import LiveRun
 from skyctl.run.operator_requests import OperatorRequests, StopRequested
-from skyctl.run.run import Run
 from skyctl.run.scripts.node_watch import NodeWatch
 from skyctl.run.scripts.peer_links import PeerLinks
 from skyctl.run.scripts.rank_orders import RankOrders
@@ -51,7 +51,7 @@ UNTIMED_STEPS = 1
 class ScriptRunner:
     """One run of a script; ``run`` may be called once."""
 
-    def __init__(self, run: Run, request: ScriptRequest) -> None:
+    def __init__(self, run: LiveRun, request: ScriptRequest) -> None:
         self._run, self._request = run, request
         self._sessions, self._callbacks, self._journal = run.sessions, run.callbacks, run.journal
         self._counts = dict(request.ranks)

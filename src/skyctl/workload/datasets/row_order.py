@@ -17,10 +17,10 @@ from pathlib import Path
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.datasets.line_blocks import MAX_LINE_BYTES, Block, cut_blocks, line_number, read_lines
-from skyctl.workload.datasets.packing import pack
+from skyctl.workload.datasets.packed_rows import pack
 from skyctl.workload.datasets.record_files import RecordFile, RecordOptions
 from skyctl.workload.datasets.record_kinds import BadRecordError, parse_record, read_source
-from skyctl.workload.datasets.rendering import Sample, SampleMaker
+from skyctl.workload.datasets.sample_maker import Sample, SampleMaker
 
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 128 << 10, 2 << 20
 BLOCK_ROWS_BYTES = 256

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from skyctl.workload.datasets.rendering import Sample, SampleMaker
 from skyctl.workload.datasets.row_order import BlockReader, Counts
+from skyctl.workload.datasets.sample_maker import Sample, SampleMaker
 
 SURVEYED_BYTES = 64 << 20
 SHOWN_TOKENS = 200

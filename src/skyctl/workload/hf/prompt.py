@@ -9,7 +9,7 @@ from typing import Any
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.hf.hub_folder import CONFIG_NAME, tokenizer_files
-from skyctl.workload.hf.tokenizer_loading import load_tokenizer
+from skyctl.workload.hf.tokenizer import load_tokenizer
 from skyctl.workload.user_code import describe_exception
 
 GENERATION_CONFIG_NAME = "generation_config.json"

@@ -21,7 +21,7 @@ from torch import Tensor
 from skyctl.errors import WorkloadError
 from skyctl.workload.data import Batch, BatchExample, TensorExample
 from skyctl.workload.hf.hub_folder import tokenizer_files
-from skyctl.workload.hf.tokenizer_loading import load_tokenizer
+from skyctl.workload.hf.tokenizer import load_tokenizer
 from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.loss_functions import IGNORED_TARGET
 from skyctl.workload.text_files import TOKENS_MAGIC

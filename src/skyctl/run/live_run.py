@@ -19,7 +19,7 @@ from skyctl.run.run_lock import RunLock
 
 
 @dataclass
-class Run:
+class LiveRun:
     """A run of a plan or of a script, until it has ended or is left to another process.
 
     Attributes:

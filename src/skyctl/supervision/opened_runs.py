@@ -1,7 +1,7 @@
 """Opening a run that this process is to play, and what becomes of it on the way out.
 
 ``new_run`` begins one, ``resumed_run`` takes up one that has ended, ``taken_over_run`` one whose supervisor
-is gone. Each ends what the run has on its nodes, unless it was left to another process (``Run.leave``).
+is gone. Each ends what the run has on its nodes, unless it was left to another process (``LiveRun.leave``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from skyctl.records.run_state import ENDED, NodeSession, RunState
 from skyctl.remote.agent_session import Session
 from skyctl.remote.resumable_connection import DETACH_TIMEOUT_S
 from skyctl.remote.session_factory import adopt_sessions, close_sessions, ignore_interrupts
-from skyctl.run.run import Run
+from skyctl.run.live_run import LiveRun
 from skyctl.run.run_lock import RunLock, acquire_run_lock
 from skyctl.supervision.run_journal import RunJournal
 from skyctl.supervision.run_settings import cluster_of, connect_of
 
 Note = Callable[[str], None]
 """Told where there is no TensorBoard, of nodes that are waited for, and of those that can't be ended."""
-OnDetach = Callable[[Run], object]
+OnDetach = Callable[[LiveRun], object]
 """What to do with a run that is to go on without this process."""
 
 
@@ -41,7 +41,7 @@ def new_run(
     sessions: dict[str, Session],
     note: Note,
     **fields: Any,
-) -> Iterator[Run]:
+) -> Iterator[LiveRun]:
     """A new run. It is written down before anything is started for it, so that it can be found again.
 
     On the way out the sessions are closed, unless they were left. Where no attempt was begun, nothing of the
@@ -63,7 +63,7 @@ def new_run(
     )
     journal = RunJournal.create(paths, state, note)
     journal.sessions = sessions
-    run = Run(journal, cluster, sessions, lock=lock)
+    run = LiveRun(journal, cluster, sessions, lock=lock)
     with _ending(run, note):
         yield run
     if not run.left and not journal.state.attempts:
@@ -73,7 +73,7 @@ def new_run(
 @contextmanager
 def resumed_run(
     lock: RunLock, cluster: Cluster, sessions: dict[str, Session], note: Note, **changes: Any
-) -> Iterator[Run]:
+) -> Iterator[LiveRun]:
     """A run that has ended and is resumed, with new sessions. On the way out as ``new_run``.
 
     Args:
@@ -81,7 +81,7 @@ def resumed_run(
     """
     journal = RunJournal.open(lock.paths.run_id, note)
     journal.sessions = sessions
-    run = Run(journal, cluster, sessions, lock=lock)
+    run = LiveRun(journal, cluster, sessions, lock=lock)
     with _ending(run, note):
         note_sessions(run)
         for path in lock.paths.requests.glob("*"):  # left before it ended
@@ -100,7 +100,7 @@ def resumed_run(
 
 
 @contextmanager
-def taken_over_run(lock: RunLock, note: Note, say: Callable[[str], None]) -> Iterator[Run]:
+def taken_over_run(lock: RunLock, note: Note, say: Callable[[str], None]) -> Iterator[LiveRun]:
     """A run that nobody supervises. Its sessions are taken over, and closed on the way out unless left.
 
     Args:
@@ -127,21 +127,21 @@ def taken_over_run(lock: RunLock, note: Note, say: Callable[[str], None]) -> Ite
     journal.sessions = sessions
     gone = [name for name, error in missing.items() if isinstance(error, SessionGoneError)]
     unreached = tuple(s for s in state.sessions if s.node not in sessions and s.node not in gone)
-    run = Run(journal, cluster, sessions, lock=lock, missing=missing, unreached=unreached)
+    run = LiveRun(journal, cluster, sessions, lock=lock, missing=missing, unreached=unreached)
     with _ending(run, note):
         note_sessions(run)
         journal.update(supervisor=lock.supervisor)
         yield run
 
 
-def note_sessions(run: Run) -> None:
+def note_sessions(run: LiveRun) -> None:
     """Writes down which sessions there are, with those that may still live on unreachable nodes."""
     sessions = tuple(node_session(name, session) for name, session in sorted(run.sessions.items()))
     run.journal.update(sessions=(*sessions, *run.unreached))
 
 
 @contextmanager
-def _ending(run: Run, note: Note) -> Iterator[None]:
+def _ending(run: LiveRun, note: Note) -> Iterator[None]:
     """Makes sure that a run which is not left ends: its state says how, and its nodes have nothing of it."""
     last: dict[str, Any] = {"status": "failed", "detail": "its supervisor ended without a word"}
     try:
@@ -158,7 +158,7 @@ def _ending(run: Run, note: Note) -> Iterator[None]:
                 _end(run, note, last)
 
 
-def _end(run: Run, note: Note, last: dict[str, Any]) -> None:
+def _end(run: LiveRun, note: Note, last: dict[str, Any]) -> None:
     sessions = [*run.sessions.items(), *((session.node.name, session) for session in run.replaced)]
     for name, session in sessions:
         if session.lost is None and not session.is_waited_for:

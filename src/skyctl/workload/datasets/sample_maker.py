@@ -16,7 +16,7 @@ from typing import Any
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.datasets.record_kinds import BadRecordError, Chat, Source, Text, TokenIds
-from skyctl.workload.hf.tokenizer_loading import load_tokenizer
+from skyctl.workload.hf.tokenizer import load_tokenizer
 from skyctl.workload.user_code import describe_exception
 
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.journal import update_attempt
-from skyctl.run.run import Run
+from skyctl.run.live_run import LiveRun
 
 FIRST_STEPS = 10
 """So many steps are compared, the attempt's warm-up step left out; of a shorter attempt those that it has."""
@@ -20,7 +20,7 @@ KeepPart = Callable[[Plan, Measurement, Subject], bool]
 """Adds what an attempt saw of a device or a link to the cluster's profile; whether it did."""
 
 
-class FirstSteps:
+class FirstStepsCheck:
     """Compares the first steps of an attempt with its plan, once.
 
     The comparison goes into the attempt's entry of the run's state. What the part at fault took goes into
@@ -34,7 +34,7 @@ class FirstSteps:
         self._plan, self._first, self._keep = plan, first, keep
 
     @classmethod
-    def of(cls, plan: Plan, first: int, keep: KeepPart | None) -> FirstSteps | None:
+    def of(cls, plan: Plan, first: int, keep: KeepPart | None) -> FirstStepsCheck | None:
         """None where nothing is to be compared: nobody keeps it, or the plan promises no interval of its own.
 
         Nor are steps of which layers' times tell nothing.
@@ -48,7 +48,7 @@ class FirstSteps:
         counted, is_last = progress.step - self._first, progress.step + 1 == progress.steps
         return counted == FIRST_STEPS or (is_last and LEAST_STEPS <= counted < FIRST_STEPS)
 
-    def compare(self, seen: Measurement, run: Run) -> None:
+    def compare(self, seen: Measurement, run: LiveRun) -> None:
         """Says where they are not as predicted, and writes it down.
 
         Args:

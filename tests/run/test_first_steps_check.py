@@ -15,7 +15,7 @@ from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import RunCallbacks, StepProgress
-from skyctl.run.first_steps import FIRST_STEPS, FirstSteps
+from skyctl.run.first_steps_check import FIRST_STEPS, FirstStepsCheck
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Watched:
 
     def run(self, steps: int, until: int | None = None) -> Watched:
         """So many steps, of which ``until`` are made (None: all)."""
-        first_steps = FirstSteps.of(self.made, self.first, self.keep)
+        first_steps = FirstStepsCheck.of(self.made, self.first, self.keep)
         run: Any = SimpleNamespace(journal=self, callbacks=RunCallbacks(note=self.notes.append))
         for now in range(self.first, until or steps):
             if first_steps is not None and first_steps.are_over(
