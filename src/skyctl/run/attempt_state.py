@@ -12,7 +12,6 @@ only one of them has made.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from skyctl.remote.remote_task import TaskError, TaskExit, TaskMessage
 from skyctl.run.batch_check import REPEATS, same_tensors, step_fault
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.journal import EventHistory
+from skyctl.run.key_exchange import KeyExchange
 from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState
 from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of
@@ -117,8 +117,7 @@ class AttemptState:
         self._readers = [RankMessageReader(s, nodes[s.node], len(specs), first, steps) for s in specs]
         self._facts: dict[int, EnvironmentEvent] = {}
         self._ready: dict[int, ReadyEvent] = {}
-        self._stored: dict[str, str] = {}
-        self._wanted: dict[str, list[int]] = defaultdict(list)
+        self._keys = KeyExchange()
         self._drifted: set[int] = set()
 
     @property
@@ -219,15 +218,9 @@ class AttemptState:
                 for waiting in self.ranks:
                     yield Tell(waiting.spec.rank, BuildRequest())
                     waiting.enter_phase("build")
-        elif isinstance(event, StoredEvent):
-            self._stored[event.key] = event.value
-            for other in self._wanted.pop(event.key, []):
-                yield Tell(other, StoredRequest(event.key, event.value))
-        elif isinstance(event, KeyWantedEvent):
-            if event.key in self._stored:
-                yield Tell(number, StoredRequest(event.key, self._stored[event.key]))
-            else:
-                self._wanted[event.key].append(number)
+        elif isinstance(event, StoredEvent | KeyWantedEvent):
+            for other, answer in self._keys.answers(number, event):
+                yield Tell(other, answer)
         elif isinstance(event, ReadyEvent):
             self._ready[number] = event
             rank.enter_phase(CONNECT_PHASE, waiting=True)

@@ -22,6 +22,7 @@ from skyctl.remote.credentials import RankCredentials
 from skyctl.run.replica_spec import replica_orders
 from skyctl.run.round_spec import check_rounds, compares_batches, patience_s, round_options
 from skyctl.run.sum_spec import check_sums, clock_references, equal_ring, over_ring, rank_sums
+from skyctl.run.world_order import world_order
 from skyctl.schedule.actions import check_in_flight
 from skyctl.worker.rank_order import (
     AnyRankOrder,
@@ -230,11 +231,11 @@ def rank_specs(
         for index, stage in enumerate(pipeline.stages):
             rank = len(made)
             order = maker.rank_order(rank, number, index, (first, first + microbatches))
-            made.append(RankSpec(rank, maker.nodes[rank], stage.device, order))
+            made.append(RankSpec(rank, maker.nodes[rank].name, stage.device, order))
         first += microbatches if plan.problem.owners is None else 0
     for device in plan.helpers:
         rank = len(made)
-        made.append(RankSpec(rank, maker.nodes[rank], device, maker.helper_order(rank, device)))
+        made.append(RankSpec(rank, maker.nodes[rank].name, device, maker.helper_order(rank, device)))
     return made
 
 
@@ -256,17 +257,17 @@ class _OrderMaker:
     recipe: Recipe
     trace: bool
     checkpoints: AttemptCheckpoints
-    nodes: list[str] = field(init=False)
+    nodes: list[Node] = field(init=False)
 
     def __post_init__(self) -> None:
         plan = self.plan
         devices = (*(stage.device for stage in plan.placed_stages), *plan.helpers)
-        self.nodes = [split_device_id(device)[0] for device in devices]
+        self.nodes = [self.cluster.node(split_device_id(device)[0]) for device in devices]
         sums = rank_sums(plan)
         self._clocks = clock_references(plan, sums)
         ring = equal_ring(plan) if backend_of(plan) == GLOO else None
         self._sums = [None if sync is None else over_ring(sync, ring) for sync in sums]
-        self._replicas = replica_orders(plan, [self.addresses[node] for node in self.nodes])
+        self._replicas = replica_orders(plan, [self.addresses[node.name] for node in self.nodes])
         self._threads = {machine.device: machine.threads for machine in plan.machines}
 
     def rank_order(self, rank: int, number: int, index: int, microbatch_range: tuple[int, int]) -> RankOrder:
@@ -280,7 +281,7 @@ class _OrderMaker:
         plan, problem = self.plan, self.plan.problem
         pipeline = plan.pipelines[number]
         stage = pipeline.stages[index]
-        node = self.cluster.node(self.nodes[rank])
+        node = self.nodes[rank]
         rounds, workload = round_options(plan, number), self.workload[node.name]
         before = rank - 1 if index > 0 else None
         after = rank + 1 if index + 1 < len(pipeline.stages) else None
@@ -332,15 +333,14 @@ class _OrderMaker:
 
     def _world(self, rank: int, before: int | None, after: int | None) -> WorldOrder:
         sync = self._sums[rank]
-        peers = [peer for peer in (before, after) if peer is not None] + ([] if sync is None else sync.peers)
-        return WorldOrder(
-            rank=rank,
-            ranks=len(self.nodes),
+        return world_order(
+            rank,
+            self.nodes,
+            self.addresses,
             backend=backend_of(self.plan),
-            interface=self.cluster.node(self.nodes[rank]).interface,
-            hosts={peer: self.addresses[self.nodes[peer]] for peer in peers},
             before=before,
             after=after,
+            sum_peers=() if sync is None else sync.peers,
             clock_of=self._clocks[rank],
             clock_for=tuple(other for other, of in enumerate(self._clocks) if of == rank),
             timeout_s=patience_s(self.plan, self.steps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyctl.agent.task_events import LogEvent
@@ -22,8 +22,10 @@ from skyctl.remote.remote_task import (
     task_failure_error,
 )
 from skyctl.run.attempt import RANK_MODULE
+from skyctl.run.key_exchange import KeyExchange
 from skyctl.run.rank_messages import own_key_fault
 from skyctl.run.rank_tasks import RankTasks
+from skyctl.run.world_order import world_order
 from skyctl.worker.rank_events import (
     EnvironmentEvent,
     HeartbeatEvent,
@@ -32,8 +34,8 @@ from skyctl.worker.rank_events import (
     StoredEvent,
     TokenEvent,
 )
-from skyctl.worker.rank_order import GenerationOrder, Sampling, WorldOrder
-from skyctl.worker.rank_requests import BuildRequest, StartRequest, StoredRequest, TokensRequest
+from skyctl.worker.rank_order import GenerationOrder, Sampling
+from skyctl.worker.rank_requests import BuildRequest, StartRequest, TokensRequest
 from skyctl.workload.workload_spec import WorkloadSpec
 
 KINDS: Mapping[str, type] = {
@@ -92,27 +94,23 @@ class TextPipeline:
             layers.setdefault(node, set()).update(range(stage.start, stage.stop))
         used = {node: self.sessions[node] for node in layers}
         workload = send_workload(self.spec, used, with_data=(), layers=layers)
+        self._nodes = [self.cluster.node(node) for node in nodes]
         last = len(nodes) - 1
         pairs = [(rank, rank + 1) for rank in range(last)]
         credentials = make_credentials(len(nodes), pairs, encrypt=self.encrypt)
         for rank, (node, stage) in enumerate(zip(nodes, self.stages, strict=True)):
-            before, after = rank - 1 if rank else None, rank + 1 if rank < last else None
-            world = WorldOrder(
-                rank=rank,
-                ranks=len(nodes),
+            world = world_order(
+                rank,
+                self._nodes,
+                addresses,
                 backend=SKYCTL,
-                interface=self.cluster.node(node).interface,
-                hosts={peer: addresses[nodes[peer]] for peer in (before, after) if peer is not None},
-                before=before,
-                after=after,
-                clock_of=None,
-                clock_for=(),
+                before=rank - 1 if rank else None,
+                after=rank + 1 if rank < last else None,
                 timeout_s=PATIENCE_S,
-                secrets=credentials[rank].secrets,
-                tls=credentials[rank].tls,
             )
+            own = credentials[rank]
             order = GenerationOrder(
-                world=world,
+                world=replace(world, secrets=own.secrets, tls=own.tls),
                 device=split_device_id(stage.device)[1],
                 threads=self.threads[stage.device],
                 workload=workload[node],
@@ -120,30 +118,24 @@ class TextPipeline:
                 sampling=self.sampling,
             )
             self._tasks.start(node, RANK_MODULE, order)
-            self._nodes.append(self.cluster.node(node))
         self._connect()
 
     def _connect(self) -> None:
         """Lets ranks build, tells each the keys that it waits for of others, and has all start together."""
-        stored: dict[str, str] = {}
-        waiting: dict[str, list[int]] = {}
+        keys = KeyExchange()
         ready: set[int] = set()
         while len(ready) < len(self._nodes):
             rank, event = self._next()
             if isinstance(event, EnvironmentEvent):
                 self._tasks.send(rank, BuildRequest())
-            elif isinstance(event, StoredEvent):
-                if fault := own_key_fault(event.key, rank):
+            elif isinstance(event, StoredEvent | KeyWantedEvent):
+                if isinstance(event, StoredEvent) and (fault := own_key_fault(event.key, rank)):
                     node = self._nodes[rank].name
                     raise ProtocolError(f"node {node} sent 'stored' for rank {rank}, but {fault}", node=node)
-                stored[event.key] = event.value
-            elif isinstance(event, KeyWantedEvent):
-                waiting.setdefault(event.key, []).append(rank)
+                for other, answer in keys.answers(rank, event):
+                    self._tasks.send(other, answer)
             elif isinstance(event, ReadyEvent):
                 ready.add(rank)
-            for key in waiting.keys() & stored.keys():
-                for other in waiting.pop(key):
-                    self._tasks.send(other, StoredRequest(key, stored[key]))
         for rank in range(len(self._nodes)):
             self._tasks.send(rank, StartRequest())
 
@@ -166,7 +158,7 @@ class TextPipeline:
             given = (event.token,)
 
     def close(self) -> None:
-        """Ends the ranks."""
+        """Kills every rank that still runs. Idempotent; a lost node raises nothing."""
         self._tasks.kill()
 
     def _next(self) -> tuple[int, Any]:
