@@ -42,3 +42,9 @@ def test_a_run_that_goes_on_knows_its_validations_from_its_file(tmp_path: Path) 
     history = StepHistory.read(metrics)
     assert history.count == 3
     assert history.validation == {1: VALIDATION}
+
+
+def test_steps_of_which_nobody_told_do_not_hide_those_after_them() -> None:
+    """Else a run that was restored from beyond them would go back to before them with its next restart."""
+    assert StepHistory({0: (4.0, 1.0), 1: (3.0, 1.0), 5: (1.0, 1.0)}).count == 6
+    assert StepHistory().count == 0

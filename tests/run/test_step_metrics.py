@@ -49,6 +49,8 @@ def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:
     assert [one.step for one in collected.heard(9)] == [1, 2, 3, 4, 5]
     del collected.by_rank[2][3]
     assert [one.step for one in collected.heard(9)] == [1, 2]
+    collected.add(2, step_event(2, loss=float("nan")))  # the next attempt ends with it, and says why
+    assert [one.step for one in collected.heard(9)] == [1]
 
 
 def test_memory_does_not_grow_with_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:

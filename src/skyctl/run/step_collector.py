@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,13 +121,17 @@ class StepCollector:
         self._validations.pop(step, None)
 
     def heard(self, until: int) -> list[StepProgress]:
-        """What is known of steps before ``until`` that were not handed out: not every rank has told of them.
+        """The steps before ``until`` that were not handed out, for some ranks did not come to tell of them.
 
-        As far as the first has, and those that know the loss.
+        Call it once a checkpoint of ``until`` steps was restored: that proves that every rank has finished
+        them. It ends before the first step that the first rank, or one that knows the loss, has not told of;
+        and before a loss that is no number, with which the next attempt ends.
         """
         out = []
         for step in range(self.reported, until):
             if any(step not in self.by_rank.get(rank, {}) for rank in (0, *self.last_ranks)):
+                break
+            if not math.isfinite(self.loss(step)):
                 break
             out.append(self._progress(step))
         return out

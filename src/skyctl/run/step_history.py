@@ -41,11 +41,8 @@ class StepHistory:
 
     @property
     def count(self) -> int:
-        """Steps from the first on without a gap."""
-        done = 0
-        while done in self.steps:
-            done += 1
-        return done
+        """Steps up to the newest one known; a few before it may be missing (``StepCollector.heard``)."""
+        return max(self.steps, default=-1) + 1
 
     def alone(self, run_id: str, plan: Plan, weights: str | None, attempts: int) -> Measurement:
         """Where the last attempt had nothing left to train: all steps, and nothing of its ranks."""

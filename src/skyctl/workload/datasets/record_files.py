@@ -91,11 +91,6 @@ class RecordFile:
             )
 
 
-def holds_records(data: Path) -> bool:
-    """Whether ``--data`` names a file of records by its ending, or a folder with such files."""
-    return bool(find_record_files(data))
-
-
 def find_record_files(data: Path) -> list[Path]:
     """The files of records that a path names: itself, or those within a folder, sorted by path."""
     if not data.is_dir():
