@@ -32,7 +32,7 @@ from skyctl.probe.node.probe_requests import (
 from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.remote.node_package import node_package_archive
+from skyctl.remote.node_archive import node_package_archive
 from skyctl.remote.session_factory import open_session
 from skyctl.worker import rank
 from skyctl.worker.rank_events import RankResult, SumSizes

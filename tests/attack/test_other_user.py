@@ -36,7 +36,7 @@ from skyctl.private_folder import (
 )
 from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.node_package import node_package_archive
+from skyctl.remote.node_archive import node_package_archive
 from skyctl.remote.session_factory import open_session
 from skyctl.setup.node.environment_builder import release_environments
 from skyctl.setup.node.environment_store import lock_environments

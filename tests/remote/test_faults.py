@@ -23,7 +23,7 @@ from skyctl.remote.bootstrap import (
     start_agent,
 )
 from skyctl.remote.local import LocalConnection
-from skyctl.remote.node_package import boot_program_line
+from skyctl.remote.node_archive import boot_program_line
 from skyctl.remote.session_factory import open_session
 
 from .answers import run_node_task

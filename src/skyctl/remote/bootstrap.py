@@ -42,7 +42,7 @@ from skyctl.remote.agent_messages import (
     parse_agent_message,
 )
 from skyctl.remote.base import CommandChannel, ConnectOptions, NodeConnection
-from skyctl.remote.node_package import CLEANUP_SOURCE, boot_program_line, node_package_archive
+from skyctl.remote.node_archive import CLEANUP_SOURCE, boot_program_line, node_package_archive
 
 T = TypeVar("T")
 

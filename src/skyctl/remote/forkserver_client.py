@@ -21,7 +21,7 @@ from skyctl.agent.forkserver import MAX_MESSAGE_BYTES, tag_placeholders
 from skyctl.agent.node_cache import NodeCache, default_cache_root
 from skyctl.records.cluster import Node
 from skyctl.remote.local import LocalConnection, ProcessChannel
-from skyctl.remote.node_package import node_package_archive
+from skyctl.remote.node_archive import node_package_archive
 
 PRELOADED_MODULES = ("skyctl.worker.rank", "skyctl.probe.node.probe_task")
 READY_TIMEOUT_S = 60.0
