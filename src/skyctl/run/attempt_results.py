@@ -57,7 +57,7 @@ class AttemptResults:
         return with_differences(self._simulations[0], done)
 
     def with_trace(self, done: Measurement) -> Measurement:
-        """The measurement with the trace of this attempt."""
+        """Fetches and writes the attempt's trace; the measurement with its path (None: that did not work)."""
         run, simulated = self._run, plan_timeline(self._orders.plan, self._simulations)
         trace = write_trace(self._state, run.journal.paths, run.sessions, simulated, run.callbacks)
         return done.model_copy(update={"trace": trace})

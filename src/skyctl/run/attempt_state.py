@@ -54,7 +54,7 @@ DRIFT_TOLERANCE = 5e-3
 
 @dataclass(frozen=True)
 class Tell:
-    """A request is to be sent to a rank."""
+    """The launcher is to send ``request`` to the rank of number ``rank``."""
 
     rank: int
     request: BuildRequest | StartRequest | StoredRequest
@@ -77,7 +77,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class Remark:
-    """Words for whoever watches."""
+    """A line to show to the user: a note, or a warning (``is_warning``)."""
 
     text: str
     is_warning: bool = False
@@ -122,12 +122,12 @@ class AttemptState:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a rank is not ready yet."""
+        """Whether some rank has not said yet that it is ready to start (``ReadyEvent``)."""
         return len(self._ready) < len(self.ranks)
 
     @property
     def has_returned(self) -> bool:
-        """Whether every rank has."""
+        """Whether every rank has sent its result, and so has ended well."""
         return all(rank.result is not None for rank in self.ranks)
 
     @property

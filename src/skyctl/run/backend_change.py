@@ -31,7 +31,10 @@ def backend_at_addresses(plan: Plan, addresses: Callable[[tuple[str, ...]], Mapp
 
 
 def without_gloo(plan: Plan) -> Plan:
-    """The plan over ours where Gloo was chosen, and ranks came to no step: not every network suits it."""
+    """The plan with the backend ``skyctl`` where ``gloo`` had been chosen for it, else the plan as it is.
+
+    For an attempt whose ranks came to no step: not every network suits Gloo.
+    """
     chosen = plan.backend
     if chosen is None or chosen.is_asked or chosen.backend != GLOO:
         return plan

@@ -46,11 +46,11 @@ class RankOfNode(Protocol):
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The rank's number, from 0."""
 
     @property
     def node(self) -> str:
-        """The node that it is on."""
+        """The name of the node that the rank runs on."""
 
 
 @dataclass

@@ -48,7 +48,7 @@ def _local_steps_note(had: Plan, made: Plan) -> str | None:
 
 
 def backend_note(had: Plan, made: Plan) -> str | None:
-    """That something else carries tensors now, and why."""
+    """A line that says which backend carries tensors between ranks now, and why; None: the same as before."""
     if made.backend is None or backend_of(had) == backend_of(made):
         return None
     return describe_choice(made.backend, made.predicted.iteration_s)

@@ -44,7 +44,7 @@ class FirstStepsCheck:
         return cls(plan, first, keep)
 
     def are_over(self, progress: StepProgress) -> bool:
-        """Whether that is the last of them."""
+        """Whether the step that has just ended is the last of the first steps, so that ``compare`` is due."""
         counted, is_last = progress.step - self._first, progress.step + 1 == progress.steps
         return counted == FIRST_STEPS or (is_last and LEAST_STEPS <= counted < FIRST_STEPS)
 

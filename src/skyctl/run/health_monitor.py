@@ -146,7 +146,7 @@ def _silent_for_s(rank: RankHealth) -> float:
 
 
 class HealthMonitor:
-    """Watches the ranks of a rank group (its own list), whenever it is asked to; one thread."""
+    """Finds ranks of an attempt that are silent or stuck, whenever ``check`` is called; for one thread."""
 
     def __init__(
         self,
@@ -164,11 +164,11 @@ class HealthMonitor:
         self.begin()
 
     def begin(self) -> None:
-        """Notes that the ranks are started now."""
+        """Starts the clock of ``Deadlines.start_s`` anew: call it when the ranks are started."""
         self._began_at = awake_s()
 
     def expect(self, iteration_s: float) -> None:
-        """How long a step should take: ranks may wait for each other for some steps."""
+        """Allows ranks to wait for each other for ``Deadlines.stall_steps`` steps of so many seconds."""
         self._iteration_s = iteration_s
         self._stall_s = max(self.deadlines.stall_s, self.deadlines.stall_steps * iteration_s)
 
@@ -219,7 +219,13 @@ class HealthMonitor:
         return self.deadlines.node_timeout_s if waits else FIRST_CAUSE_GRACE_S
 
     def first_cause(self, failed: Sequence[RankState], reported: int, log_of: LogPathOf) -> DetectedFailure:
-        """The first cause among what has failed."""
+        """The first cause among failed ranks: an error to show, and the report that a restart is decided by.
+
+        Args:
+            failed: at least one; each has a ``failure``.
+            reported: steps that every rank has finished.
+            log_of: gives the path of what a rank has printed, for the error; None where there is none.
+        """
         first = rank_failure.first_failure(failed)
         passed_on = rank_failure.passed_on_by(first)
         if passed_on is not None and not rank_failure.is_consequence(first):

@@ -62,7 +62,7 @@ class Journal(Protocol):
         """A step that every rank has finished; for a step that is done again, once more."""
 
     def update(self, **changes: Any) -> None:
-        """Changes fields of the ``RunState``."""
+        """Changes fields of ``state``, by name. Raises SkyctlError where the disk refuses."""
 
     def past(self) -> EventHistory:
         """All that the ranks of the attempt under way have said so far."""

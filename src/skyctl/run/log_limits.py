@@ -33,7 +33,7 @@ class LogLimits:
         self._full: set[str] = set()
 
     def begin(self, name: str, size_bytes: int) -> None:
-        """A log that is there already."""
+        """Counts the bytes of a log that an earlier process has written."""
         self._sizes[name] = size_bytes
         if size_bytes >= self._log_bytes:
             self._full.add(name)
@@ -49,7 +49,10 @@ class LogLimits:
         return size_bytes <= left
 
     def cut(self, name: str, data: bytes) -> bytes:
-        """What is to be added to that log of ``data``, lines that its task has printed."""
+        """The part of ``data``, whole lines that a task has printed, that may be added to its log.
+
+        Where it is cut, a last line says so; once the log is full, it is empty.
+        """
         if name in self._full:
             return b""
         size = self._sizes.get(name, 0)

@@ -16,7 +16,7 @@ from skyctl.run.journal import Journal
 
 
 class StopRequested(KeyboardInterrupt):
-    """Another command has asked for the run's end."""
+    """Another command (``skyctl stop``) has asked for the run's end; raised in the supervising thread."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,11 @@ class OwnerFigures:
 
 
 def owner_figures(event: StepEvent, validation: ValidationEvent | None) -> OwnerFigures:
-    """The figures of the owner whose last rank has told these."""
+    """An owner's figures of one round, from the events of its pipeline's last rank.
+
+    Args:
+        validation: on its held-out data after the round; None: there was none, or it has not come yet.
+    """
     loss = event.own_loss
     return OwnerFigures(
         local_steps=event.local_steps or 0,
@@ -44,7 +48,7 @@ def owner_figures(event: StepEvent, validation: ValidationEvent | None) -> Owner
 
 
 def measured_owners(rounds: Sequence[Mapping[str, OwnerFigures]]) -> tuple[OwnerMeasurement, ...]:
-    """By owner, what it did in all of these rounds."""
+    """One record for each owner: its part in all of these rounds, by owner's name each."""
     measured = []
     for name in rounds[-1] if rounds else ():
         each = [figures[name] for figures in rounds if name in figures]

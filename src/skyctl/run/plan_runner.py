@@ -289,7 +289,12 @@ class PlanRunner:
             self._replanner.check_stages(self._now.plan, self._attempt.state.collected, self._options.steps)
 
     def tick(self) -> None:
-        """Twice a second while an attempt is watched."""
+        """Called twice a second while an attempt is watched: takes requests, nodes that came, better plans.
+
+        Raises:
+            StopRequested: the run is to end now.
+            ProtocolError: a node that the plan needs can't be trusted any more.
+        """
         self._look_for_requests()
         self._give_up_untrusted()
         self._nodes.update()

@@ -284,7 +284,12 @@ def slow_devices(factors: Mapping[str, float]) -> list[str]:
 
 
 def worth_moving(now_s: float, then_s: float, steps_left: int, cost_s: float) -> bool:
-    """Whether a better plan is worth ending the attempt for. ``now_s``, ``then_s``: a step's seconds."""
+    """Whether the steps that are left gain clearly more than it costs to end the attempt for another plan.
+
+    Args:
+        now_s, then_s: a step's seconds by the plan under way, and by the other one.
+        cost_s: seconds without training while ranks end and start.
+    """
     return then_s < now_s * (1 - MIN_GAIN) and (now_s - then_s) * steps_left > GAIN_COST_RATIO * cost_s
 
 

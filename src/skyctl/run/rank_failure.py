@@ -110,7 +110,13 @@ def first_failure(failed: Sequence[RankState]) -> RankState:
 
 
 def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlError:
-    """The error to show for a rank's failure."""
+    """The error to show for a rank's failure: which rank, where, in which phase, and its last lines.
+
+    Args:
+        rank: one whose ``failure`` is an error or its process's end; not an ``EarlyEnd``.
+        session: with its node.
+        log: the path of what it has printed, which the error names; None: there is none.
+    """
     spec, failure = rank.spec, rank.failure
     assert failure is not None
     assert not isinstance(failure, EarlyEnd), "that names another"
@@ -294,7 +300,7 @@ def lost_error(ranks: Sequence[RankState], quiet_s: float) -> NodeError:
 
 
 def deadlock_error(ranks: Sequence[RankState], stall_s: float) -> RunError:
-    """The error where every rank waits for another one."""
+    """The error where every rank has only waited for another one for ``stall_s`` seconds."""
     lines = "".join(f"\n  {rank.name} waits in {rank.phase}" for rank in ranks)
     return RunError(
         f"every rank has waited for another for {stall_s:.0f} s:{lines}",

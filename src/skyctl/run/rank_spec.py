@@ -76,12 +76,12 @@ class RankSpec:
 
     @property
     def rounds(self) -> RoundOptions | None:
-        """The rounds that it makes; None: it makes steps."""
+        """How it makes rounds of local steps; None: ranks sum gradients in every step, or it only helps."""
         return self.order.rounds if isinstance(self.order, RankOrder) else None
 
     @property
     def owner(self) -> str | None:
-        """Whose data it trains on; None: nobody's alone."""
+        """The name of the owner whose data it trains on; None: all ranks draw from the same data."""
         return self.rounds.owner if self.rounds is not None else None
 
     @property
@@ -129,7 +129,7 @@ def rank_of_task(name: str) -> int | None:
 
 
 def last_ranks(specs: Sequence[RankSpec]) -> tuple[int, ...]:
-    """Of each pipeline, the rank of its last stage."""
+    """By pipeline, the rank of its last stage, which computes the loss."""
     return tuple(spec.rank for spec in specs if spec.is_last)
 
 
@@ -139,7 +139,7 @@ def owners_of(specs: Sequence[RankSpec]) -> tuple[str, ...]:
 
 
 def holding_specs(specs: Sequence[RankSpec]) -> list[RankSpec]:
-    """Those that hold layers, which come first."""
+    """The specs of ranks that hold layers, in rank order: 0 … n−1, for helpers come after them."""
     return [spec for spec in specs if not spec.helps]
 
 

@@ -39,14 +39,22 @@ class RankTasks:
         self._is_asking = self._is_killed = False
 
     def start(self, node: str, module: str, order: Any) -> None:
-        """Starts the next rank on that node."""
+        """Starts the next rank (0, 1, …) as a task on that node.
+
+        Args:
+            module: what the task runs, as in ``skyctl.worker.rank``.
+            order: a record of ``worker.rank_order``, with its secrets.
+
+        Raises:
+            SkyctlError: the node is lost, or can't start it.
+        """
         task = self.sessions[node].start_task(
             module, write_order(order), name=rank_task_name(len(self._tasks))
         )
         self.adopt(node, task)
 
     def adopt(self, node: str, task: RemoteTask) -> None:
-        """The next rank is that task, which runs already."""
+        """In place of ``start``: takes over a task that runs already as the next rank."""
         rank = len(self._tasks)
         self._nodes.append(node)
         self._tasks.append(task)

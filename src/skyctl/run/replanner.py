@@ -140,7 +140,7 @@ class Replanner:
         self.request_nodes(nodes.returned)
 
     def request_nodes(self, nodes: Iterable[str]) -> None:
-        """Somebody wants these to be used (``skyctl join``)."""
+        """Notes nodes that the user wants used (``skyctl join``); later updates connect to and judge them."""
         self._requested += [name for name in nodes if name not in self._requested]
 
     @property
@@ -156,7 +156,15 @@ class Replanner:
         return decided
 
     def check_stages(self, plan: Plan, collected: StepCollector, steps: int) -> None:
-        """After a checkpoint: has a stage become slow?"""
+        """Looks, after a checkpoint, for a stage that has become slow, and begins a search for a better plan.
+
+        The result comes with a later ``update``; nothing is done while another search or decision is open.
+
+        Args:
+            plan: the one under way.
+            collected: the figures of its steps.
+            steps: of the whole run.
+        """
         if self._job is not None or self.decided is not None:
             return
         factors = observed_slowdowns(plan, collected.settled_events())
@@ -172,7 +180,15 @@ class Replanner:
         self._begin_job(lambda: _better_plan(plan, problem, why, is_trial=True))
 
     def update(self, plan: Plan, collected: StepCollector, steps: int) -> None:
-        """Takes what the job has found, compares a plan on trial, begins the next job."""
+        """Takes what the last search has found, judges a plan on trial, begins the next search.
+
+        Call it regularly while an attempt is watched; it does not wait. See ``decided`` for what comes of it.
+
+        Args:
+            plan: the one under way.
+            collected: the figures of its steps.
+            steps: of the whole run.
+        """
         self._close_replaced()
         left = steps - collected.reported
         if self.decided is not None:

@@ -43,7 +43,7 @@ class Fault:
 
     @property
     def may_recover(self) -> bool:
-        """Whether another attempt may help."""
+        """Whether another attempt may help: any kind of fault but ``final``."""
         return self.kind != "final"
 
 

@@ -86,7 +86,7 @@ class RunNodes:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """By node that was lost, why."""
+        """By name of each node that was lost and has not come back, why, as one line."""
         return {name: node.why for name, node in self.lost.items()}
 
     def note(self) -> None:
@@ -119,7 +119,13 @@ class RunNodes:
             self.give_up(name, why, plan, trusted=trusted)
 
     def give_up(self, name: str, why: str, plan: Plan, *, trusted: bool = True) -> None:
-        """A node is lost; it may come back."""
+        """Takes a lost node out of the run, and writes that down; it may come back.
+
+        Args:
+            why: of several lines, the first is kept.
+            plan: the one under way, whose problem knows the node's devices.
+            trusted: whether it is taken back by itself once it answers again.
+        """
         session = self._run.take_out(name)
         self._checkpoints.drop(name)
         self._add_lost(name, why.splitlines()[0], session, plan, trusted=trusted)

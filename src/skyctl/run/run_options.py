@@ -46,7 +46,7 @@ class RunOptions:
 
     @property
     def writes_checkpoints(self) -> bool:
-        """Whether the run writes any."""
+        """Whether ranks write checkpoints, so that the run can be restarted and resumed."""
         return self.checkpoint_every != 0
 
     @property

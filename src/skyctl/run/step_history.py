@@ -64,7 +64,12 @@ class StepHistory:
         return self.of_all(empty, attempts)
 
     def of_all(self, done: Measurement, attempts: int) -> Measurement:
-        """The last attempt's measurement with all steps there were."""
+        """The last attempt's measurement, with the steps and validations of earlier attempts added.
+
+        Args:
+            done: of the last attempt; where it made a step again, its figures count.
+            attempts: how many the run had.
+        """
         steps = {item.step: item for item in done.steps}
         for step, (loss, iteration_s) in self.steps.items():
             steps.setdefault(step, StepMeasurement(step=step, loss=loss, iteration_s=iteration_s))

@@ -48,7 +48,7 @@ def wrong_ranks(claims: Claims, specs: Sequence[RankSpec]) -> list[int]:
 
 
 def describe_claim(claim: SumSizes | None) -> str:
-    """A claim as errors name it."""
+    """A rank's claim of how many numbers it sums, in words for an error message."""
     if claim is None:
         return "nothing"
     return (

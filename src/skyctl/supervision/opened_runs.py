@@ -31,7 +31,7 @@ OnDetach = Callable[[LiveRun], object]
 
 
 def node_session(name: str, session: Session) -> NodeSession:
-    """The session as the run's state names it."""
+    """A node's session as the run's state keeps it, so that another process can take it over."""
     return NodeSession(node=name, session=session.id, cache=session.hello.cache, handled=session.watermark)
 
 

@@ -119,7 +119,7 @@ class LogFollower:
 
     @property
     def prefixed(self) -> bool:
-        """Whether lines of several tasks may come."""
+        """Whether lines of several tasks may come, so that each should name its task."""
         return self._only is None or not self._only.isdigit()
 
     def _attempts(self) -> list[int]:

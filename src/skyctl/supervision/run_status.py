@@ -157,7 +157,11 @@ def load_run(run: str | None) -> StoredRun:
 
 
 def refuse_running(run: StoredRun, what: str) -> None:
-    """Raises InputError where the run has not ended."""
+    """Raises InputError where the run has not ended.
+
+    Args:
+        what: what can't be done meanwhile, for the message.
+    """
     if run.state.status not in ENDED:
         raise InputError(
             f"run {run.paths.run_id} is {run.state.status}: {what} only once it has ended",

@@ -73,7 +73,7 @@ class RetentionPolicy:
 
     @property
     def steps(self) -> list[int]:
-        """The steps to keep, in ascending order."""
+        """The steps that no node may prune now, in ascending order."""
         kept = {step for step in (self.replicated, self.copying, self.newest) if step is not None}
         return sorted(kept | self.pinned_before if self.replicated is None else kept)
 
@@ -84,7 +84,7 @@ class RetentionPolicy:
             self._advance()
 
     def copied(self, step: int, layers: Collection[int]) -> None:
-        """Another node has taken these layers of that step."""
+        """Notes that another node has copies of these layers of the checkpoint after ``step`` steps."""
         self._copied.setdefault(step, set()).update(layers)
         if step == self.copying:
             self._advance()

@@ -107,7 +107,7 @@ class ReplicatorGroup:
 
     @property
     def nodes(self) -> list[str]:
-        """Those whose replicators can be asked."""
+        """The names of nodes whose replicators listen and were not let go, so that they can be asked."""
         return [name for name in self._listening if name in self._tasks]
 
     @property
@@ -165,7 +165,7 @@ class ReplicatorGroup:
         self._listening.pop(name, None)
 
     def take_events(self) -> None:
-        """Takes in what has come, without waiting."""
+        """Takes in what replicators have sent, without waiting; ``on_news`` gets what is no answer."""
         while self._take(0.0):
             pass
 
@@ -300,7 +300,7 @@ class ReplicatorGroup:
         return next(iter((answer.failed or {}).values()), None)
 
     def prune(self, kept: Collection[int]) -> None:
-        """Removes all other steps everywhere."""
+        """Has every node remove the run's checkpoints of all steps but ``kept``; waits for their answers."""
         self._ask_all(dict.fromkeys(self.nodes, PruneRequest(tuple(sorted(kept)))), LIST_S)
 
     def pin(self, steps: Collection[int]) -> None:

@@ -23,7 +23,7 @@ REPLICATOR_KINDS: Mapping[str, type] = {cls.kind: cls for cls in _EVENTS}
 
 @dataclass(frozen=True)
 class ReplicatorEnded:
-    """A node has no replicator any more, and why."""
+    """A node's replicator has ended, or did not start: ``error`` says why. It copies nothing any more."""
 
     error: SkyctlError
 

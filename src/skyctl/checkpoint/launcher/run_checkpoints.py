@@ -46,30 +46,30 @@ class CheckpointOwner(Protocol):
 
     @property
     def journal(self) -> EventJournal:
-        """Where it is written down."""
+        """The journal that takes down what replicators send."""
 
     @property
     def sessions(self) -> dict[str, Session]:
         """By node, those that can be used; nodes are lost and come."""
 
     def addresses(self, needed: tuple[str, ...]) -> dict[str, str]:
-        """By node, where its peers reach it."""
+        """By node's name, where its peers reach it. Raises SkyctlError where one in ``needed`` can't say."""
 
     @property
     def callbacks(self) -> Watcher:
-        """Whoever watches."""
+        """The callbacks that show phases and warnings to the user."""
 
 
 class Watcher(Protocol):
-    """Whoever is told what happens."""
+    """As much of a run's callbacks (``run.callbacks``) as is needed here."""
 
     @property
     def phase(self) -> Callable[[str], None]:
-        """Told what is done now."""
+        """Called with a line that says what the run does now."""
 
     @property
     def warn(self) -> Callable[[str], None]:
-        """Told what is not as it should be."""
+        """Called with a line of warning, for a fault that does not end the run."""
 
 
 class RunCheckpoints:
@@ -157,7 +157,7 @@ class RunCheckpoints:
             replicators.pin(retention.steps)
 
     def written(self, step: int) -> None:
-        """Every rank has written its layers after so many steps."""
+        """Notes that every rank has written its layers after ``step`` steps: nodes keep that checkpoint."""
         self._retention.written(step)
         self._pin()
 
@@ -177,7 +177,7 @@ class RunCheckpoints:
         return [error for name, error in errors.items() if name in self._run.sessions]
 
     def drop(self, name: str) -> None:
-        """A node is lost: nothing is asked of it any more."""
+        """Lets the replicator of a lost node go: nothing is asked of it any more."""
         self._nodes_asked.discard(name)
         if self._replicators is not None:
             self._replicators.drop(name)
@@ -234,7 +234,7 @@ class RunCheckpoints:
         replicators.prune({step, *self._retention.steps})
 
     def close(self) -> None:
-        """Replicators end; what they hold stays."""
+        """Ends the replicators and the copying to this machine; checkpoints on disk stay."""
         if self._mirror is not None:
             self._mirror.close()
         if self._replicators is not None:

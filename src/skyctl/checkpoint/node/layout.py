@@ -193,7 +193,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def make_step_folder(folder: Path, step: int) -> Path:
-    """Makes the folder of a step; see ``make_folder``."""
+    """Makes the folder of the checkpoint after ``step`` steps in a run's folder; see ``make_folder``."""
     return make_folder(step_folder(folder, step))
 
 
@@ -334,7 +334,7 @@ def pin_steps(folder: Path, pinned: Collection[int]) -> None:
 
 
 def pinned_steps(folder: Path) -> set[int]:
-    """The steps that are never pruned."""
+    """The steps that the launcher has pinned in a run's folder, which are never pruned."""
     try:
         return {parse_natural(step) for step in json.loads((folder / _PINNED).read_bytes())}
     except (OSError, ValueError, TypeError):

@@ -35,10 +35,10 @@ class OuterMomentum(Protocol):
     """The momentum that an outer optimizer has of each parameter (``worker.outer_optimizer``)."""
 
     def momentum_of(self, weight: nn.Parameter, /) -> Tensor | None:
-        """That parameter's; None: there is none."""
+        """The momentum of a parameter, of the parameter's shape; None: it has none yet."""
 
     def restore_momentum(self, weight: nn.Parameter, value: Tensor, /) -> None:
-        """Goes on with that one. Raises RecordError where it does not fit."""
+        """Sets the momentum of a parameter from a checkpoint. Raises RecordError where its shape differs."""
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ class ScriptRankState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the rank's process has ended, or its node is lost: it sends nothing more."""
         return self.result is not None or self.failure is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended other than well."""
+        """Whether the rank has ended with an exit status other than 0, or with its node."""
         return self.failure is not None or (self.result is not None and self.result.returncode != 0)
 
     @property

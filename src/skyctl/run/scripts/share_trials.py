@@ -34,7 +34,7 @@ class ShareTrial:
 
     @property
     def samples_per_s(self) -> tuple[float, ...]:
-        """By rank, its samples by its seconds."""
+        """By rank, the samples that it computes in a second of its own."""
         return tuple(n / s for n, s in zip(self.shares, self.times_s, strict=True))
 
 
@@ -45,7 +45,7 @@ class ShareTrials:
         self._trials: list[ShareTrial] = []
 
     def add(self, shares: Sequence[int], times_s: Sequence[float]) -> None:
-        """One more; by rank, positive."""
+        """Adds a trial: by rank, its samples of a step, and the seconds of its own that a step took (> 0)."""
         self._trials.append(ShareTrial(tuple(shares), tuple(times_s)))
 
     @property

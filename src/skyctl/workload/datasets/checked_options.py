@@ -29,11 +29,11 @@ class RecordChoices:
 
     @classmethod
     def of(cls, options: RecordOptions) -> RecordChoices:
-        """The choices that lead to those options."""
+        """The user's choices from which ``find_record_options`` makes these options."""
         return cls(options.packing, options.train_on_inputs, options.skip_bad)
 
     def words(self) -> list[str]:
-        """They as arguments of a command."""
+        """The command-line arguments that make these choices, as ``["--no-packing"]``."""
         words = [] if self.packing is None else ["--packing" if self.packing else "--no-packing"]
         words += ["--train-on-inputs"] if self.train_on_inputs else []
         return [*words, "--skip-bad"] if self.skip_bad else words

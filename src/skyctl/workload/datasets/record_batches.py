@@ -60,7 +60,13 @@ class RecordData:
 
 
 def make_record_example(context: int, vocabulary: int, *, packing: bool) -> BatchExample:
-    """What a batch of records looks like, whatever the records."""
+    """The shapes, dtypes and ranges of one sample of ``RecordData``'s batches, without reading a record.
+
+    Args:
+        context: tokens of a row.
+        vocabulary: how many ids the model knows.
+        packing: inputs have positions, too.
+    """
     ids = TensorExample((context,), "int64", 0, vocabulary - 1)
     tokens = TensorExample((), "float32", 0, 1)
     positions = TensorExample((context,), "int64", 0, context - 1)

@@ -74,7 +74,7 @@ class RecordFile:
 
     @classmethod
     def of(cls, path: Path, name: str, unit: str = "line") -> RecordFile:
-        """The file as it is now."""
+        """The file with the size and time that it has now. Raises OSError where it is gone."""
         found = path.stat()
         return cls(str(path), name, unit, found.st_size, found.st_mtime_ns)
 

@@ -65,7 +65,7 @@ class Text:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Token ids, and by token whether it is learnt."""
+    """A record of token ids (``ids``), and by token whether it is a target of the loss (``learnt``)."""
 
     ids: Sequence[int]
     learnt: Sequence[bool]

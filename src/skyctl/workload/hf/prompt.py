@@ -30,7 +30,7 @@ class PromptTokenizer:
 
     @property
     def is_chat(self) -> bool:
-        """Whether there is a chat template."""
+        """Whether the folder's tokenizer has a chat template, so that a prompt can be a user's message."""
         return self._tokenizer is not None and bool(self._tokenizer.chat_template)
 
     def encode(self, prompt: str, *, chat: bool, system: str | None = None) -> list[int]:

@@ -165,7 +165,7 @@ class TokenData:
 
 
 def make_batch_example(settings: HubSettings) -> BatchExample:
-    """What a batch looks like, whatever the text."""
+    """The shapes, dtypes and ranges of one sample of ``TokenData``'s batches, without reading a text."""
     ids = TensorExample((settings.context,), "int64", 0, settings.vocabulary - 1)
     targets = TensorExample((), "int64", 0, 1) if settings.task == "classes" else ids
     return BatchExample((ids,), (targets,))

@@ -48,7 +48,7 @@ class WeightConversion:
         return cut
 
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """The pieces of a tensor, as ``save_pretrained`` writes them."""
+        """By name in files, the pieces of the library's tensor, as ``save_pretrained`` writes them."""
         pieces: dict[str, Tensor] = self._loading.revert_weight_conversion(self._model, {name: tensor})
         return pieces
 
