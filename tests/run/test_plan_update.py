@@ -23,8 +23,8 @@ from skyctl.records.plan_nodes import nodes_in, writers_in
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
 from skyctl.run.change_notes import backend_note
+from skyctl.run.joined_node import _from_profile, with_node
 from skyctl.run.plan_update import (
-    _from_profile,
     observed_slowdowns,
     plan_step_s,
     replan,
@@ -32,7 +32,6 @@ from skyctl.run.plan_update import (
     same_stages,
     slow_devices,
     with_link_down,
-    with_node,
     with_observed_times,
     without_nodes,
     worth_moving,

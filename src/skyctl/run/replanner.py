@@ -25,19 +25,17 @@ from skyctl.records.problem import Problem
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
+from skyctl.run.joined_node import missing_figures, problem_with_node, with_node
 from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import (
     DEFAULT_RESTART_S,
     OBSERVED_STEPS,
     SLOW_FACTOR,
-    missing_figures,
     observed_slowdowns,
     plan_step_s,
-    problem_with_node,
     replan,
     same_stages,
     slow_devices,
-    with_node,
     with_observed_times,
     without_nodes,
     worth_moving,
