@@ -14,7 +14,8 @@ import pytest
 from tests.checkpoint.replicator_process import SECRET, Nodes, credentials, put, whole
 
 from skyctl.checkpoint.node import layout
-from skyctl.checkpoint.node.shard_client import ReplicatorAddress, ShardClient, ShardFollower
+from skyctl.checkpoint.node.shard_client import ReplicatorAddress, ShardClient
+from skyctl.checkpoint.node.shard_follower import ShardFollower
 from skyctl.checkpoint.node.shard_server import ShardServer
 
 

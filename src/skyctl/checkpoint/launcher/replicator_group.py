@@ -45,7 +45,7 @@ from skyctl.checkpoint.node.replicator_requests import (
     StopReplicatorRequest,
     VerifyRequest,
 )
-from skyctl.checkpoint.node.shard_client import POLL_S
+from skyctl.checkpoint.node.shard_follower import POLL_S
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session

@@ -51,9 +51,9 @@ from skyctl.checkpoint.node.shard_client import (
     ReplicatorAddress,
     ReplicatorCredentials,
     ShardClient,
-    ShardFollower,
     fetch_shards,
 )
+from skyctl.checkpoint.node.shard_follower import ShardFollower
 from skyctl.checkpoint.node.shard_server import ShardServer, list_holdings
 from skyctl.errors import RecordError, SkyctlError
 
