@@ -71,6 +71,10 @@ def launch_run(out: Output, source: str | None, options: LaunchOptions) -> str |
     """
     check_output(options.output)
     options.placement_backend(None, encrypt=options.encrypt)  # a mistyped one needs no cluster to be told
+    if options.patience is not None:
+        from skyctl.run.round_spec import refuse_patience
+
+        refuse_patience(owners=bool(options.owners), patience=options.patience)
     if options.wandb is not None:
         from skyctl.run.wandb_writer import require_wandb
 
@@ -114,7 +118,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     from skyctl.planning.backend_choice import check_backend_of_plan, with_asked_backend
     from skyctl.records.plan import Plan
     from skyctl.run.rank_spec import check_plan_fits, used_nodes
-    from skyctl.run.round_spec import refuse_trace
+    from skyctl.run.round_spec import refuse_patience, refuse_trace
 
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
@@ -122,6 +126,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     plan = read_record(Plan, path)
     _refuse_settled(path, options)
     refuse_trace(plan.problem.rhythm, trace=options.trace)
+    refuse_patience(owners=plan.problem.owners is not None, patience=options.patience)
     check_plan_fits(plan, target.cluster)
     backend = options.backend_of_run(plan, target.cluster)
     plan = with_asked_backend(plan, backend, encrypt=options.encrypt)

@@ -43,6 +43,7 @@ ValidateEveryOption = Annotated[
     int | None,
     typer.Option(
         "--validate-every",
+        "--eval-every",
         min=1,
         metavar="N",
         help="Loss over held-out data every N steps, and at the end.",
@@ -177,6 +178,15 @@ class RecipeOptions:
     ] = 0.0
     validate_every: ValidateEveryOption = None
     validate_batches: ValidateBatchesOption = VALIDATE_BATCHES
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            "--patience",
+            min=1,
+            metavar="K",
+            help="End the run after K validations in a row without a lower loss.",
+        ),
+    ] = None
 
     def recipe(self, total_steps: int) -> Recipe:
         """The recipe of a run of so many steps. Raises InputError for a value that can't be."""
@@ -188,6 +198,7 @@ class RecipeOptions:
             validate_every=self.validate_every,
             validate_batches=self.validate_batches,
             total_steps=total_steps,
+            patience=self.patience,
         )
 
 

@@ -113,12 +113,24 @@ class InitialWeights(Record):
         return {"init_from": self.path, "init_sha256": self.sha256}
 
 
+class BestCheckpoint(Record):
+    """The checkpoint with the lowest validation loss of those that every rank has written.
+
+    ``step``: steps that were done. ``loss``: of the validation after them.
+    """
+
+    step: Index
+    loss: float
+
+
 class RunState(FileRecord):
     """``state.json`` of a run's folder.
 
     ``workload``: its source; ``cluster_file``: the inventory, read again by whoever takes the run over.
     ``order``: what else is needed to go on (``supervision.run_settings``; JSON values, no secrets).
     ``step``: steps that every rank has finished; ``checkpoint``: the newest complete one's.
+    ``best``: null if no checkpoint was written after a validation. ``stopped_early``: it has ended before its
+    last step, as validations were no better (``launch --patience``).
     ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason;
     ``untrusted``: those of them that sent what skyctl never sends, so they are not taken back by themselves.
     ``init_from``: the weights it began with; null: random ones, or those in the folder of ``hf:``.
@@ -141,6 +153,8 @@ class RunState(FileRecord):
     loss: float | None = None
     iteration_s: float | None = None
     checkpoint: Index | None = None
+    best: BestCheckpoint | None = None
+    stopped_early: bool = False
     supervisor: Supervisor | None = None
     sessions: Seq[NodeSession] = ()
     away: Seq[Name] = ()

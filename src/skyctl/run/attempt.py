@@ -310,7 +310,8 @@ class Attempt:
             first_steps.compare(self.results.measurement(), self._run)
 
     def _note_checkpoint(self, written: CheckpointWritten) -> None:
-        self._checkpoints.written(written.step)
+        validation = self.state.collected.validation.get(written.step - 1)
+        self._checkpoints.written(written.step, validation.loss if validation is not None else None)
         self._listener.checkpoint(written.step)
         if self._options.keep_here:
             writers = [spec for spec in self._orders.specs if spec.pipeline == 0]

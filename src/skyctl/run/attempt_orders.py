@@ -19,6 +19,7 @@ from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
 from skyctl.run.run_options import RunOptions
 from skyctl.run.sum_claims import planned_numels
+from skyctl.worker.rank_order import BestValidation
 from skyctl.workload.shipped_files import digest_workload, files_to_ship
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -143,13 +144,14 @@ class OrderMaker:
             every = self._options.checkpoint_every
             if every is None:
                 every = policy.checkpoint_interval(plan, rules.replicas)
-        run = self._run
+        run, best = self._run, self._run.journal.state.best
         return AttemptCheckpoints(
             attempt=number,
             folders={node: str(run_folder_on_node(run.sessions[node], run.run_id)) for node in holding},
             origin=origin,
             every=every,
             keep=rules.kept_steps,
+            best=None if best is None else BestValidation(best.step, best.loss),
         )
 
     def _refuse_local_shortage(self, plan: Plan) -> None:

@@ -119,6 +119,8 @@ class AttemptState:
         self._ready: dict[int, ReadyEvent] = {}
         self._keys = KeyExchange()
         self._drifted: set[int] = set()
+        if specs[0].may_stop_early:
+            self.let_end_early()
 
     @property
     def is_starting(self) -> bool:
@@ -134,6 +136,12 @@ class AttemptState:
     def results(self) -> dict[int, RankResult]:
         """By rank, what it returned, as far as it has."""
         return {rank.spec.rank: rank.result for rank in self.ranks if rank.result}
+
+    @property
+    def has_stopped_early(self) -> bool:
+        """Whether the first rank has ended the run, as validations were no better."""
+        result = self.ranks[0].result
+        return result is not None and result.stopped_early
 
     @property
     def has_begun(self) -> bool:

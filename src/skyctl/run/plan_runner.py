@@ -140,7 +140,7 @@ class PlanRunner:
         self._last_collected: StepCollector | None = None
         self._restart_began: float | None = None
         self._orders = OrderMaker(run, request, options)
-        self._checkpoints = RunCheckpoints(run, options.checkpoints, plan.problem)
+        self._checkpoints = RunCheckpoints(run, options.checkpoints, plan.problem, run.journal.state.best)
         self._nodes = RunNodes(run, self._checkpoints, plan)
         self._replanner = Replanner(run, self._nodes, request, connect, plan)
 
@@ -213,7 +213,8 @@ class PlanRunner:
         journal.update(status="running", detail=None)
         attempt.watch()
         change = self._replanner.take_decided()
-        if attempt.state.collected.reported < options.steps:
+        stopped_early = attempt.state.has_stopped_early
+        if attempt.state.collected.reported < options.steps and not stopped_early:
             if self._requests.stop is not None or was_stopping:
                 raise StopRequested
             return change or PlanChange(plan, ENDED_EARLY)
@@ -223,8 +224,19 @@ class PlanRunner:
             done = attempt.results.with_trace(done)
             write_atomic(journal.paths.measurement, done.to_json())
         attempt.end()
+        if stopped_early:
+            self._note_early_stop()
         self._keep_for_later()
         return done
+
+    def _note_early_stop(self) -> None:
+        self._journal.update(stopped_early=True)
+        best = min(self._history.validation.values(), key=lambda validation: validation.loss, default=None)
+        if best is not None:
+            self._callbacks.note(
+                f"stopped early, after {self._history.count} of {self._options.steps} {self._unit}s: no "
+                f"validation since {self._unit} {best.step + 1} has a lower loss than {best.loss:.4f}"
+            )
 
     def _keep_for_later(self) -> None:
         """The run has ended well: its last checkpoint stays on its nodes, and it is said what that is for."""
@@ -243,6 +255,7 @@ class PlanRunner:
         if number > 1 or self._from_checkpoint:
             state = self._journal.state
             origin = self._checkpoints.restore(plan, self._history.count)
+            self._journal.update(best=self._checkpoints.best)
             self._give_up_untrusted()
             if origin is None and self._from_checkpoint and state.checkpoint is not None:
                 raise no_checkpoint_error(state, self._run.sessions)
@@ -284,7 +297,7 @@ class PlanRunner:
 
     def checkpoint(self, step: int) -> None:
         """Every rank has written its layers after so many steps."""
-        self._journal.update(checkpoint=step)
+        self._journal.update(checkpoint=step, best=self._checkpoints.best)
         if self._attempt is not None and self._requests.stop is None:
             self._replanner.check_stages(self._now.plan, self._attempt.state.collected, self._options.steps)
 

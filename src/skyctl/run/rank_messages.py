@@ -138,6 +138,8 @@ class RankMessageReader:
             return f"it has told of {self._next_step} steps, not of {event.steps}"
         if self._lacks_validation:
             return f"not of the validation after step {self._validates}"
+        if event.stopped_early and not (self._spec.rank == 0 and self._spec.may_stop_early):
+            return "it has not to decide that the run ends"
         if self.is_early(event) and event.ended_by not in self._peers:
             return f"the run has {self._steps} steps, not {event.steps}"
         return None

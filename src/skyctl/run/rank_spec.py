@@ -26,6 +26,7 @@ from skyctl.run.world_order import world_order
 from skyctl.schedule.actions import check_in_flight
 from skyctl.worker.rank_order import (
     AnyRankOrder,
+    BestValidation,
     CheckpointOptions,
     HelperOrder,
     LinkDtypes,
@@ -85,6 +86,11 @@ class RankSpec:
         return self.rounds.owner if self.rounds is not None else None
 
     @property
+    def may_stop_early(self) -> bool:
+        """Whether the run may end before its last step, as validations are no better."""
+        return isinstance(self.order, RankOrder) and self.order.recipe.patience is not None
+
+    @property
     def source(self) -> str | None:
         """The workload as typed; None for a rank that helps, which is told none."""
         return self.order.workload.source if isinstance(self.order, RankOrder) else None
@@ -108,6 +114,7 @@ class AttemptCheckpoints:
         origin: what they go on from; None: they begin.
         every: steps from one checkpoint to the next; 0: only at the end. None: they write none.
         keep: how many of a node's newest steps are kept.
+        best: what is kept for its validation loss as they begin.
     """
 
     attempt: int = 0
@@ -115,6 +122,7 @@ class AttemptCheckpoints:
     origin: RestorePoint | None = None
     every: int | None = None
     keep: int = 2
+    best: BestValidation | None = None
 
 
 def rank_task_name(rank: int) -> str:
@@ -314,6 +322,7 @@ class _OrderMaker:
             checkpoint=self._checkpoint(node.name, number),
             resume=self._resume(node.name, stage.start, stage.stop),
             replicas=self._replicas[rank],
+            best=self.checkpoints.best if problem.owners is None else None,
         )
 
     def helper_order(self, rank: int, device: str) -> HelperOrder:

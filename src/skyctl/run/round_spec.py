@@ -30,6 +30,15 @@ def refuse_trace(rhythm: Rhythm | None, *, trace: bool) -> None:
         raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
 
 
+def refuse_patience(*, owners: bool, patience: int | None) -> None:
+    """Raises InputError where owners' own validations, which no other owner knows of, were to end the run."""
+    if owners and patience is not None:
+        raise InputError(
+            f"--patience {patience} does not go with --owners: each owner validates with data of its own",
+            hint="leave --patience out, and stop the run when you like: skyctl stop RUN",
+        )
+
+
 def round_options(plan: Plan, number: int) -> RoundOptions | None:
     """The rounds of a pipeline's ranks; None if gradients are summed in every step."""
     rhythm, owners = plan.problem.rhythm, plan.problem.owners

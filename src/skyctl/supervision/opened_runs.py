@@ -94,6 +94,7 @@ def resumed_run(
             lost={},
             untrusted=(),
             away=(),
+            stopped_early=False,
             **changes,
         )
         yield run

@@ -112,7 +112,7 @@ def prepare_resume(
     total = max(done, state.steps or 0) if steps is None else done + steps
     options = replace(options_of(state), **(changed or {}), steps=total)
     request = request_of(state)
-    request = replace(request, recipe=replace(request.recipe, total_steps=total))
+    request = replace(request, recipe=replace(request.recipe, total_steps=total, patience_from=done))
     _refuse_changed_workload(state, request)
     if given is not None:
         check_same_training(run, given)

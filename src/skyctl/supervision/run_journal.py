@@ -37,6 +37,8 @@ WRITTEN_AT_ONCE = {
     "lost",
     "untrusted",
     "checkpoint",
+    "best",
+    "stopped_early",
     "detail",
     "order",
 }

@@ -64,6 +64,7 @@ class Checkpointer:
 
     Args:
         sketch: by layer, a few numbers of its parameters, where other pipelines hold them as well.
+        best: the step whose checkpoint is kept for its validation loss.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Checkpointer:
         state: StageState,
         origin: ShardOrigin,
         sketch: Callable[[], Mapping[int, tuple[TensorSketch, ...]]] = dict,
+        best: int | None = None,
     ) -> None:
         self._options, self._state, self._origin, self._sketch = options, state, origin, sketch
         self._sent_notes: set[str] = set()
+        self._best = [] if best is None else [best]
 
     def due(self, done: int, *, early: bool, last: bool) -> bool:
         """Whether to write one after ``done`` steps.
@@ -86,10 +89,12 @@ class Checkpointer:
         every = self._options.every
         return early or (last and self._options.at_end) or bool(every and done % every == 0)
 
-    def write(self, done: int) -> CheckpointEvent:
+    def write(self, done: int, *, best: bool = False) -> CheckpointEvent:
         """Writes the shards after ``done`` steps and their manifest, then prunes; returns the event to send.
 
-        Where the disk is full the event has an ``error`` and nothing is left of that step: the run continues.
+        One that is ``best`` (its validation loss is) stays until a better one and yet another checkpoint are
+        written here: all ranks have written the better one by then. Where the disk is full the event has an
+        ``error`` and nothing is left of that step: the run continues.
 
         Raises:
             WorkloadError: some state of a layer or of the optimizer can't be saved.
@@ -100,6 +105,9 @@ class Checkpointer:
         try:
             written = self._write(done) if self._options.writes else {}
             layers = {layer: ShardDigest(file.sha256, file.size_bytes) for layer, file in written.items()}
+            if self._options.writes and (best or self._best):
+                self._best = [*self._best[-1:], *([done] if best else [])]
+                layout.pin_best_steps(self._options.folder, self._best)
             layout.prune_steps(self._options.folder, self._options.keep)
         except WorkloadError:
             raise
@@ -187,6 +195,8 @@ def restore_stage(order: RankOrder, state: StageState, origin: ShardOrigin) -> i
         layout.remove_leftovers(options.folder)
         earlier = [kept for kept in layout.list_steps(options.folder) if kept <= step]
         layout.retain_steps(options.folder, earlier)
+        if order.recipe.validate_every is not None:
+            layout.pin_best_steps(layout.make_folder(options.folder), [order.best.step] if order.best else [])
     return step
 
 

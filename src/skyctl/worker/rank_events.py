@@ -248,6 +248,7 @@ class RankResult:
 
     ``weights``, ``trace``: its files on the node; None where none was asked for. ``steps``: those done.
     ``ended_by``: the rank that told it that the run ends; None: nobody but the launcher has.
+    ``stopped_early``: this rank has ended the run, as validations were no better (``Recipe.patience``).
     """
 
     kind: ClassVar[str] = "result"
@@ -256,6 +257,7 @@ class RankResult:
     trace: str | None = None
     peak_memory_bytes: Bytes | None = None
     ended_by: Index | None = None
+    stopped_early: bool = False
 
 
 RankEvent = (

@@ -262,6 +262,14 @@ class ResumePoint:
 
 
 @dataclass(frozen=True)
+class BestValidation:
+    """The lowest validation loss that a checkpoint is kept of. ``step``: steps that were done then."""
+
+    step: Index
+    loss: float
+
+
+@dataclass(frozen=True)
 class RankOrder:
     """Train the layers of one stage.
 
@@ -286,6 +294,7 @@ class RankOrder:
         rounds: None: steps are summed, not rounds.
         checkpoint: None: it writes none.
         resume: None: it begins with step 0.
+        best: of the run so far; None: no checkpoint is kept for its loss.
         replicas: None: nobody else holds its layers.
     """
 
@@ -318,6 +327,7 @@ class RankOrder:
     checkpoint: CheckpointOptions | None = None
     resume: ResumePoint | None = None
     replicas: ReplicaOrder | None = None
+    best: BestValidation | None = None
 
     @property
     def is_first(self) -> bool:

@@ -82,7 +82,7 @@ class Trainer:
         self._rule: EachStep | None = None
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
-        self._stop_requested = False
+        self._stop_requested = self._is_out_of_patience = False
         first, _ = order.microbatch_range
         self._recorder = TraceRecorder(first_microbatch=first) if order.trace else None
 
@@ -137,6 +137,7 @@ class Trainer:
             "peak_memory_bytes": peak_memory_bytes(self._device),
             "steps": steps_done,
             "ended_by": order.world.before if executor.is_told_to_end else self._ended_by,
+            "stopped_early": self._is_out_of_patience and order.is_first and steps_done < order.steps,
         }
 
     def close(self) -> None:
@@ -232,9 +233,11 @@ class Trainer:
         if options is None:
             return first_step, None
         start, seed = self._start, self._spec.seed
+        best = self._order.best.step if self._order.best is not None else None
         if self._batches.is_only_pipeline:
-            return first_step, Checkpointer(options, state, origin)
-        return first_step, Checkpointer(options, state, origin, lambda: sketch_layers(layers, start, seed))
+            return first_step, Checkpointer(options, state, origin, best=best)
+        sketch = partial(sketch_layers, layers, start, seed)
+        return first_step, Checkpointer(options, state, origin, sketch, best)
 
     def _make_update(
         self,
@@ -414,9 +417,13 @@ class Trainer:
             checkpointer=checkpointer,
             sketch_of=partial(self._batches.sketch_of, sketcher),
             validation_batch=validation_batch,
+            stages=self._stages if validator is not None and not self._batches.are_owned else None,
+            is_only_pipeline=self._batches.is_only_pipeline,
+            best=self._order.best,
         )
         self._progress.phase = "the first step"
         steps_done = loop.run(Prefetcher(sketcher), first_step, self._order.steps)
+        self._is_out_of_patience = loop.is_out_of_patience
         executor.drain()
         self._stages.drain()
         return steps_done

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
+import torch
+
 from skyctl.agent.task_events import to_message
 from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.checkpointer import Checkpointer
@@ -16,6 +18,8 @@ from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.pipeline.validation import Validator
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_events import BatchSketch, StepEvent, ValidationEvent
+from skyctl.worker.rank_order import BestValidation
+from skyctl.worker.stage_group import StageGroup
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.worker.updates.step_report import StepReport
 from skyctl.workload.recipe import Recipe
@@ -51,6 +55,11 @@ class TrainingLoop:
         sketch_of: the sketch of a step's batch; None where the stage has no batches.
         validation_batch: the sketch of the first held-out batch, sent with the first step.
         maker: makes the steps: the executor, or what makes rounds with it.
+        stages: of the one pipeline whose validation says which checkpoint is best; None: another's does, or
+            each owner's, or nobody validates.
+        is_only_pipeline: there are no others, which can't know whether a validation was the best yet.
+        best: the best validation so far.
+        is_out_of_patience: the run ends with the next step, as no validation was better for too long.
     """
 
     executor: Executor
@@ -64,6 +73,10 @@ class TrainingLoop:
     checkpointer: Checkpointer | None = None
     sketch_of: Callable[[int], BatchSketch | None] = lambda _step: None
     validation_batch: BatchSketch | None = None
+    stages: StageGroup | None = None
+    is_only_pipeline: bool = True
+    best: BestValidation | None = None
+    is_out_of_patience: bool = False
 
     def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
         """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
@@ -71,21 +84,23 @@ class TrainingLoop:
         Time spent after a step (validation, a checkpoint) counts in no step.
         """
         executor, maker = self.executor, self.maker
+        self._check_patience(first_step)
         began = time.perf_counter()
         for step in range(first_step, steps):
             self.seeder.step = step
             report = maker.step(
                 step,
                 batches.get,
-                stop_requested=self.stop_requested or (lambda: False),
+                stop_requested=self._stop_requested,
                 while_waiting=batches.prefetch if step + 1 < steps else lambda: None,
             )
             ended = time.perf_counter()
             last = step + 1 == steps
             validation_due = self.recipe.validates(step, last=last) and not report.is_last
             validates = validation_due and self.validator is not None
-            saves = self.checkpointer is not None and self.checkpointer.due(
-                step + 1, early=report.is_last, last=last
+            saves = self.checkpointer is not None and (
+                self.checkpointer.due(step + 1, early=report.is_last, last=last)
+                or (validation_due and not self.is_only_pipeline)
             )
             self._send_step(step, ended - began, report, validates=validates)
             if report.is_applied:
@@ -94,16 +109,24 @@ class TrainingLoop:
                 executor.recorder.end_step_early()
             if validation_due or saves or last or report.is_last:
                 maker.average_figures(step)
-            if validates:
-                self._validate(step)
+            is_best = validates and self._validate(step)
+            saves = saves or (is_best and self.checkpointer is not None)
             if saves:  # after the validation: a run that resumes from here need not repeat it
-                self._save_checkpoint(step)
+                self._save_checkpoint(step, best=is_best)
             began = time.perf_counter() if validates or saves else ended
             if report.is_last:
                 return step + 1
         return steps
 
-    def _validate(self, step: int) -> None:
+    def _stop_requested(self) -> bool:
+        return self.stop_requested is not None and (self.is_out_of_patience or self.stop_requested())
+
+    def _check_patience(self, done: int) -> None:
+        if self.stages is not None:
+            self.is_out_of_patience = self.recipe.loses_patience(done, self.best.step if self.best else 0)
+
+    def _validate(self, step: int) -> bool:
+        """Validates; returns whether the loss is the best so far, on all stages alike."""
         assert self.validator is not None
         began = time.perf_counter()
         validation = self.validator.run(step)
@@ -114,11 +137,20 @@ class TrainingLoop:
                     ValidationEvent(step, validation.loss, wall_s, validation.metrics, validation.samples)
                 )
             )
+        if self.stages is None:
+            return False
+        loss = torch.tensor([validation.loss if validation is not None else 0.0], dtype=torch.float64)
+        self.stages.all_reduce(loss)  # the last stage's is the only one
+        is_best = self.best is None or loss.item() < self.best.loss
+        if is_best:
+            self.best = BestValidation(step + 1, loss.item())
+        self._check_patience(step + 1)
+        return is_best
 
-    def _save_checkpoint(self, step: int) -> None:
+    def _save_checkpoint(self, step: int, *, best: bool) -> None:
         assert self.checkpointer is not None
         self.executor.progress.phase = f"the checkpoint after step {step}"
-        self.send(to_message(self.checkpointer.write(step + 1)))
+        self.send(to_message(self.checkpointer.write(step + 1, best=best)))
         self.maker.reset_residuals()
 
     def _send_step(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:

@@ -24,6 +24,8 @@ class Recipe:
         min_learning_rate: where ``linear`` and ``cosine`` end.
         validate_every: steps from one validation to the next; None: no validation.
         validate_batches: how many held-out batches a validation takes.
+        patience: the run ends once so many validations in a row were no better; None: it does not.
+        patience_from: steps after which the run was resumed: only later validations count.
         total_steps: the run's steps, over which the learning rate falls.
 
     Raises:
@@ -37,6 +39,8 @@ class Recipe:
     validate_every: int | None = None
     validate_batches: int = VALIDATE_BATCHES
     total_steps: int = 1
+    patience: int | None = None
+    patience_from: int = 0
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
@@ -61,6 +65,13 @@ class Recipe:
             raise InputError(f"--validate-every must be at least 1, not {self.validate_every}")
         if self.validate_batches < 1:
             raise InputError(f"--validate-batches must be at least 1, not {self.validate_batches}")
+        if self.patience is not None and self.patience < 1:
+            raise InputError(f"--patience must be at least 1, not {self.patience}")
+        if self.patience is not None and self.validate_every is None:
+            raise InputError(
+                f"--patience {self.patience} counts validations, and the run makes none",
+                hint="add --validate-every N",
+            )
 
     @property
     def changes_learning_rate(self) -> bool:
@@ -84,6 +95,18 @@ class Recipe:
     def validates(self, step: int, *, last: bool) -> bool:
         """Whether a validation follows that step: after every ``validate_every``, and after the last."""
         return self.validate_every is not None and (last or (step + 1) % self.validate_every == 0)
+
+    def loses_patience(self, done: int, best: int) -> bool:
+        """Whether the run has been validated ``patience`` times without a better loss.
+
+        Args:
+            done: steps that are done.
+            best: after so many of them the loss was best; 0: there was no validation.
+        """
+        if self.patience is None or self.validate_every is None:
+            return False
+        since = max(best, self.patience_from)
+        return done // self.validate_every - since // self.validate_every >= self.patience
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as JSON values."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
+from skyctl.records.run_state import BestCheckpoint
 
 SHARD_SIZE_FACTOR, SHARD_HEADER_BYTES = 2, 1 << 20
 """A layer's file holds no more than its state; twice that and a little more for what a count may miss, and
@@ -60,6 +61,8 @@ class RetentionPolicy:
         replicated: the newest step of whose layers other nodes have copies, of all.
         copying: the step that is to be replicated next.
         unreplicated: no node copies from another.
+        best: the one that every rank has written with the lowest validation loss.
+        best_replicated: the last such one of whose layers other nodes have copies, of all.
         pinned_before: what an earlier supervisor has left pinned; kept until a step is replicated.
     """
 
@@ -68,6 +71,8 @@ class RetentionPolicy:
     newest: int | None = None
     replicated: int | None = None
     copying: int | None = None
+    best: BestCheckpoint | None = None
+    best_replicated: BestCheckpoint | None = None
     pinned_before: frozenset[int] = frozenset()
     _copied: dict[int, set[int]] = field(default_factory=dict)
 
@@ -75,17 +80,22 @@ class RetentionPolicy:
     def steps(self) -> list[int]:
         """The steps that no node may prune now, in ascending order."""
         kept = {step for step in (self.replicated, self.copying, self.newest) if step is not None}
+        kept |= {best.step for best in (self.best, self.best_replicated) if best is not None}
         return sorted(kept | self.pinned_before if self.replicated is None else kept)
 
-    def written(self, step: int) -> None:
-        """Every rank has written its layers after so many steps."""
+    def written(self, step: int, loss: float | None = None) -> None:
+        """Every rank has written its layers after so many steps. ``loss``: of the validation before it."""
         self.newest = step
+        if loss is not None and (self.best is None or loss < self.best.loss):
+            self.best = BestCheckpoint(step=step, loss=loss)
+        self._advance_best()
         if self.copying is None or self.unreplicated:
             self._advance()
 
     def copied(self, step: int, layers: Collection[int]) -> None:
         """Notes that another node has copies of these layers of the checkpoint after ``step`` steps."""
         self._copied.setdefault(step, set()).update(layers)
+        self._advance_best()
         if step == self.copying:
             self._advance()
 
@@ -94,11 +104,24 @@ class RetentionPolicy:
         self.copying = None
         self._advance()
 
-    def restarted(self, step: int | None) -> None:
-        """Another attempt goes on from that step: what is newer is gone."""
+    def restarted(self, step: int | None, whole: Collection[int] = ()) -> None:
+        """Another attempt goes on from that step: what is newer is gone.
+
+        Args:
+            whole: the steps that are there in full.
+        """
+        bests = (best for best in (self.best, self.best_replicated) if best is not None)
+        there = (best for best in bests if step is not None and best.step <= step and best.step in whole)
+        self.best = self.best_replicated = next(there, None)
         self.newest = self.replicated = step
         self.copying = None
         self._copied.clear()
+
+    def _advance_best(self) -> None:
+        """The best one takes the place of that before once other nodes have copies of it."""
+        best = self.best
+        if best is not None and (self.unreplicated or len(self._copied.get(best.step, ())) == self.layers):
+            self.best_replicated = best
 
     def _advance(self) -> None:
         """Moves on from a step whose layers are all copied to the newest one."""
@@ -112,7 +135,8 @@ class RetentionPolicy:
                 self.copying = step
                 return
             self.replicated, self.copying = step, None
-            self._copied = {number: had for number, had in self._copied.items() if number > step}
+            best = self.best.step if self.best is not None else None
+            self._copied = {n: had for n, had in self._copied.items() if n > step or n == best}
 
 
 # How often a run writes a checkpoint where the user does not say. Pure.

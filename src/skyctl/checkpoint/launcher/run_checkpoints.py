@@ -13,13 +13,14 @@ from skyctl.checkpoint.launcher.policy import CheckpointRules, RetentionPolicy, 
 from skyctl.checkpoint.launcher.replicator_group import ReplicatorGroup
 from skyctl.checkpoint.launcher.replicator_messages import ReplicatorEnded, ReplicatorNews
 from skyctl.checkpoint.launcher.restore import restore_newest
-from skyctl.checkpoint.node.recovery import RestorePoint
+from skyctl.checkpoint.node.recovery import RestorePoint, whole_steps
 from skyctl.checkpoint.node.replicator_events import ReplicationFailed, ShardDigest
 from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.plan import Plan
 from skyctl.records.plan_nodes import nodes_in, writers_in
 from skyctl.records.problem import Problem
+from skyctl.records.run_state import BestCheckpoint
 from skyctl.remote.agent_session import Session
 from skyctl.remote.credentials import make_tls_certificate
 
@@ -78,18 +79,30 @@ class RunCheckpoints:
     Args:
         run: whose checkpoints they are.
         problem: of its first plan; the layers stay the same ones.
+        best: of the run so far.
     """
 
-    def __init__(self, run: CheckpointOwner, rules: CheckpointRules, problem: Problem) -> None:
+    def __init__(
+        self,
+        run: CheckpointOwner,
+        rules: CheckpointRules,
+        problem: Problem,
+        best: BestCheckpoint | None = None,
+    ) -> None:
         self._run, self._rules = run, rules
         self._shard_limits = shard_limits(problem)
-        self._retention = RetentionPolicy(len(problem.layers))
+        self._retention = RetentionPolicy(len(problem.layers), best=best, best_replicated=best)
         self._replicators: ReplicatorGroup | None = None
         self._mirror: CheckpointMirror | None = None
         self._followed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._nodes_asked: set[str] = set()
         self._protocol_errors: dict[str, ProtocolError] = {}
         self._copy_warnings: Counter[str] = Counter()
+
+    @property
+    def best(self) -> BestCheckpoint | None:
+        """The one with the lowest validation loss; None: none was written after a validation."""
+        return self._retention.best
 
     # --- while attempts are played
 
@@ -119,14 +132,16 @@ class RunCheckpoints:
         callbacks = self._run.callbacks
         callbacks.phase("looking for the newest checkpoint")
         here = self._run.journal.paths.checkpoints
+        replicators = self.start_replicators(nodes_in(plan), wait=True)
         origin = restore_newest(
-            self.start_replicators(nodes_in(plan), wait=True),
+            replicators,
             plan,
             done=done,
             here=here if here.is_dir() else None,
             warn=callbacks.warn,
         )
-        self._retention.restarted(origin.step if origin is not None else None)
+        whole = whole_steps(replicators.holdings(), self._retention.layers) if self.best is not None else ()
+        self._retention.restarted(origin.step if origin is not None else None, whole)
         self._pin()
         return origin
 
@@ -156,9 +171,13 @@ class RunCheckpoints:
         ):  # else nodes go by what they had
             replicators.pin(retention.steps)
 
-    def written(self, step: int) -> None:
-        """Notes that every rank has written its layers after ``step`` steps: nodes keep that checkpoint."""
-        self._retention.written(step)
+    def written(self, step: int, loss: float | None) -> None:
+        """Notes that every rank has written its layers after ``step`` steps: nodes keep that checkpoint.
+
+        Args:
+            loss: of the validation before it; None: there was none.
+        """
+        self._retention.written(step, loss)
         self._pin()
 
     def copy_here(
@@ -210,7 +229,7 @@ class RunCheckpoints:
             callbacks.warn(f"the checkpoint of step {step} is not on other nodes: {why}")
 
     def keep_last(self, step: int | None, plan: Plan) -> None:
-        """The run has ended well: nodes keep its last checkpoint, with copies, and no earlier one.
+        """The run has ended well: nodes keep its last checkpoint and the best one, with copies, and no other.
 
         Args:
             step: of that checkpoint; None: there is none, and nothing is kept.

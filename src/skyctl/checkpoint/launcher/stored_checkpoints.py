@@ -14,7 +14,12 @@ from skyctl.checkpoint.launcher.policy import shard_limits
 from skyctl.checkpoint.launcher.replicator_group import LAUNCHER_COPIES, ReplicatorGroup, run_folder_on_node
 from skyctl.checkpoint.launcher.stored_run import StoredRun
 from skyctl.checkpoint.node import layout
-from skyctl.checkpoint.node.recovery import RestorePoint, ShardHoldings, newest_restore_point
+from skyctl.checkpoint.node.recovery import (
+    RestorePoint,
+    ShardHoldings,
+    newest_restore_point,
+    whole_steps,
+)
 from skyctl.errors import RunError, SkyctlError
 from skyctl.files import home, make_private, read_record, write_atomic
 from skyctl.records.run_state import RunState
@@ -55,13 +60,13 @@ def checkpoint_holdings(run: StoredRun, replicators: ReplicatorGroup | None) -> 
 def checkpoint_table(run: StoredRun, holdings: ShardHoldings) -> list[StoredCheckpoint]:
     """The steps that anything is left of, the newest first."""
     steps = sorted({step for by_step in holdings.values() for step in by_step}, reverse=True)
+    whole = whole_steps(holdings, run.layers)
     table = []
     for step in steps:
         of_step = {node: by_step.get(step, {}) for node, by_step in holdings.items()}
         sizes = {layer: file.size_bytes for layers in of_step.values() for layer, file in layers.items()}
-        point = newest_restore_point({node: {step: layers} for node, layers in of_step.items()}, run.layers)
         nodes = {node or "here": len(layers) for node, layers in of_step.items() if layers}
-        table.append(StoredCheckpoint(step, point is not None, sum(sizes.values()), nodes))
+        table.append(StoredCheckpoint(step, step in whole, sum(sizes.values()), nodes))
     return table
 
 
@@ -162,5 +167,5 @@ def remove_checkpoints(
         shutil.rmtree(run.paths.checkpoints)
     if not failures and not unreached:
         state = read_record(RunState, run.paths.state)
-        write_atomic(run.paths.state, state.model_copy(update={"checkpoint": None}).to_json())
+        write_atomic(run.paths.state, state.model_copy(update={"checkpoint": None, "best": None}).to_json())
     return failures

@@ -3,7 +3,8 @@
 ::
 
     FOLDER/                            0700; on nodes CACHE/runs/RUN_ID@NODE
-    ├── pinned.json                    steps that are never pruned
+    ├── pinned.json                    steps that are never pruned, as the launcher says
+    ├── best.json                      and as ranks do: with the lowest validation loss
     └── step-00000060/                 written after 60 steps
         ├── layer-00012.safetensors    0600: the shard of one layer, see ``shards``
         ├── part-0003.json             manifest of rank 3: its layers, their bytes and SHA-256
@@ -40,7 +41,7 @@ MANIFEST_KIND, MANIFEST_VERSION = "skyctl/part", 1
 _STEP = re.compile(r"step-(\d{8})")
 _MANIFEST = re.compile(r"(part|copy)-\d+\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_PINNED = "pinned.json"
+_PINNED, _BEST = "pinned.json", "best.json"
 _REMOVED_PREFIX = ".gone-"
 MANIFEST_LIMIT_BYTES = 16 << 20
 
@@ -323,22 +324,32 @@ def find_fault(folder: Path, step: int, layer: int, sha256: str | None = None) -
 
 
 def pin_steps(folder: Path, pinned: Collection[int]) -> None:
-    """Replaces the set of steps that are never pruned.
+    """Replaces the set of steps that are never pruned, as the launcher says.
 
     Raises:
         SkyctlError: the disk is full or not writable.
     """
-    text = json.dumps(sorted(parse_natural(step) for step in pinned))
-    with atomic_writer(folder / _PINNED, 0o600) as out:
-        out.write(text.encode())
+    _write_steps(folder / _PINNED, pinned)
+
+
+def pin_best_steps(folder: Path, best: Collection[int]) -> None:
+    """As ``pin_steps``, of the steps that ranks pin: they do so while no launcher is connected, too."""
+    _write_steps(folder / _BEST, best)
 
 
 def pinned_steps(folder: Path) -> set[int]:
-    """The steps that the launcher has pinned in a run's folder, which are never pruned."""
-    try:
-        return {parse_natural(step) for step in json.loads((folder / _PINNED).read_bytes())}
-    except (OSError, ValueError, TypeError):
-        return set()
+    """The steps in a run's folder that are never pruned: those that the launcher has pinned, and the best."""
+    pinned: set[int] = set()
+    for name in (_PINNED, _BEST):
+        with suppress(OSError, ValueError, TypeError):
+            pinned |= {parse_natural(step) for step in json.loads((folder / name).read_bytes())}
+    return pinned
+
+
+def _write_steps(path: Path, steps: Collection[int]) -> None:
+    text = json.dumps(sorted(parse_natural(step) for step in steps))
+    with atomic_writer(path, 0o600) as out:
+        out.write(text.encode())
 
 
 def prune_steps(folder: Path, keep: int) -> list[int]:

@@ -76,6 +76,15 @@ def newest_restore_point(
     return None
 
 
+def whole_steps(holdings: ShardHoldings, layers: int) -> set[int]:
+    """The complete steps, as ``newest_restore_point`` counts them."""
+    steps = {step for by_step in holdings.values() for step in by_step}
+    only = {
+        step: {node: {step: by_step.get(step, {})} for node, by_step in holdings.items()} for step in steps
+    }
+    return {step for step in steps if newest_restore_point(only[step], layers) is not None}
+
+
 def _make_restore_point(
     step: int, attempt: int, by_layer: Mapping[int, Mapping[str, HeldShard]]
 ) -> RestorePoint:
