@@ -66,7 +66,7 @@ def test_all_stages_end_with_the_step_after_the_validation_that_was_too_many(
         (11, rank == 0) for rank in range(len(cuts) - 1)
     ]
     # those after 2 and 4 steps are better than all before, 3, 6 and 9 were due, 11 is the end
-    assert written(outcome) == dict.fromkeys(range(len(cuts) - 1), [2, 3, 4, 6, 9, 11])
+    assert written(outcome) == {rank: [2, 3, 4, 6, 9, 11] for rank in range(len(cuts) - 1)}
     assert layout.list_steps(tmp_path / "r") == [4, 9, 11]
     assert layout.pinned_steps(tmp_path / "r") == {4}
 
@@ -127,7 +127,7 @@ def test_pipelines_side_by_side_end_together(
     assert not outcome.errors
     ends = {rank: (result["steps"], result["stopped_early"]) for rank, result in outcome.results.items()}
     assert ends == {0: (9, True), 1: (9, False), 2: (9, False)}
-    assert written(outcome) == dict.fromkeys(range(3), [2, 4, 6, 8, 9])
+    assert written(outcome) == {rank: [2, 4, 6, 8, 9] for rank in range(3)}
     assert layout.list_steps(tmp_path / "r") == [4, 8, 9]
 
 

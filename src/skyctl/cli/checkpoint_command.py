@@ -53,7 +53,10 @@ def ls(
     offline: OfflineOption = False,
     connection: ConnectionOptions,
 ) -> int:
-    """List the steps that have checkpoints, and their nodes. Exit 1 where no checkpoint is whole."""
+    """List the steps that have checkpoints, and their nodes. Exit 1 where no checkpoint is whole.
+
+    It also says which one has the lowest validation loss.
+    """
     from skyctl.checkpoint.launcher.stored_checkpoints import checkpoint_holdings, checkpoint_table
     from skyctl.supervision.run_status import load_run
 
@@ -62,6 +65,7 @@ def ls(
         out.note(f"run {stored_run.paths.run_id}")
     with connect_replicators(out, stored_run, cluster, connection, offline=offline) as nodes:
         stored = checkpoint_table(stored_run, checkpoint_holdings(stored_run, nodes.replicators))
+    best = stored_run.state.best
     rows = [
         (
             checkpoint.step,
@@ -74,6 +78,8 @@ def ls(
     if not stored:
         out.note("it has no checkpoint" + (" on the nodes that answer" if nodes.unreached else ""))
     out.table(("step", "whole", "MiB", "layers on"), rows)
+    if best is not None:
+        out.line(f"best: step {best.step}, validation loss {best.loss:.4f}")
     out.json(
         {
             "run_id": stored_run.paths.run_id,
@@ -87,6 +93,7 @@ def ls(
                 }
                 for checkpoint in stored
             ],
+            "best": None if best is None else best.model_dump(mode="json"),
             "unreachable": nodes.unreached,
         }
     )
@@ -102,6 +109,9 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", min=1, metavar="S", help="Default: the newest that is whole.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the lowest validation loss.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -120,8 +130,9 @@ def export(
 ) -> None:
     """Write a run's weights as one file; for hf: workloads as a from_pretrained folder.
 
-    Those that it has ended with, or of its newest checkpoint that is whole, or of --step. Of a run with
-    --lora they are its adapters, as a folder of peft's.
+    Those that it has ended with, or of its newest checkpoint that is whole, or of --step or --best. Of a run
+    with --lora they are its adapters, as a folder of peft's. A folder has a README.md that says how it was
+    trained.
     """
     from skyctl.checkpoint.launcher.stored_checkpoints import gather_checkpoint
     from skyctl.supervision.run_status import load_run
@@ -130,6 +141,8 @@ def export(
     stored_run = load_run(run)
     if run is None:
         out.note(f"run {stored_run.paths.run_id}")
+    if best:
+        step = _best_step(stored_run, step)
     as_folder = stored_run.state.workload.startswith("hf:")
     if merge and (stored_run.plan.workload is None or stored_run.plan.workload.lora is None):
         raise InputError(
@@ -148,9 +161,21 @@ def export(
             connect_replicators(out, stored_run, cluster, connection, offline=offline) as nodes,
             gather_checkpoint(stored_run, nodes.replicators, nodes.sessions, step) as (exported_step, layers),
         ):
-            path = write_weights(layers, target, stored_run, merge=merge)
+            path = write_weights(layers, target, stored_run, merge=merge, step=exported_step)
     out.line(f"step {exported_step}: {path}")
     out.json({"run_id": stored_run.paths.run_id, "step": exported_step, "path": str(path)})
+
+
+def _best_step(run: StoredRun, step: int | None) -> int:
+    """The step of ``--best``. Raises InputError where there is none, or ``--step`` was given, too."""
+    if step is not None:
+        raise InputError(f"--best and --step {step} each name a checkpoint", hint="leave one of them out")
+    if run.state.best is None:
+        raise InputError(
+            f"run {run.paths.run_id} has no best checkpoint: none was written after a validation",
+            hint="launch with --validate-every N, and without --checkpoint-every 0",
+        )
+    return run.state.best.step
 
 
 @app.command("rm", cls=SkyctlCommand, epilog=format_examples("checkpoint rm"))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skyctl.records.cluster import Node
     from skyctl.records.plan import Plan
     from skyctl.records.run_state import InitialWeights
+    from skyctl.workload.datasets.survey import Survey
     from skyctl.workload.workload import Workload
 
     LoadWorkload = Callable[[], tuple[TrainingRequest, Workload]]
@@ -215,7 +216,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
     if choice.parallel in ("data", "hybrid") or (rhythm is not None and not rhythm.is_synchronous):
         load = partial(_load_summable, load)
     if options.dry_run:
-        request, _ = _load(out, load)
+        request, *_ = _load(out, load)
         names = ", ".join(node.name for node in target.cluster.nodes)
         out.line(
             f"would probe {names} with {request.spec.source}, plan, and train {options.steps_wanted} "
@@ -279,12 +280,11 @@ def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
 
 def _load(
     out: Output, load: LoadWorkload, on_progress: Callable[[str], None] = lambda _text: None
-) -> tuple[TrainingRequest, Workload]:
-    """The request and its workload, whose notes are printed, and what its records are."""
+) -> tuple[TrainingRequest, Workload, Survey | None]:
+    """The request, its workload, whose notes are printed, and what its records are (None: it has none)."""
     request, loaded = load()
     out.notes(loaded.notes)
-    show_records(out, loaded, on_progress)
-    return request, loaded
+    return request, loaded, show_records(out, loaded, on_progress)
 
 
 def _train(
@@ -318,7 +318,7 @@ def _train(
         progress = stack.enter_context(out.progress("launch"))
         connector = stack.enter_context(make_connector(nodes, target.everyone))
         progress("loading the workload")
-        request, loaded = _load(out, load, progress)
+        request, loaded, survey = _load(out, load, progress)
         from skyctl.supervision.opened_runs import new_run
         from skyctl.supervision.run_settings import saved_settings
         from skyctl.workload.starting_weights import with_frozen_digest
@@ -333,6 +333,7 @@ def _train(
             connect,
             digest=loaded.digest,
             own_lr_scheduler="lr_scheduler" in loaded.model.functions,
+            surveyed=None if survey is None else survey.to_dict(),
             limit=options.limit,
             output=options.output,
         )

@@ -36,7 +36,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     from skyctl.run.run_lock import acquire_run_lock
     from skyctl.supervision.opened_runs import resumed_run
     from skyctl.supervision.resume import prepare_resume
-    from skyctl.supervision.run_settings import request_of, saved_settings
+    from skyctl.supervision.run_settings import request_of, saved_settings, surveyed_of
     from skyctl.supervision.run_status import load_run, refuse_running
 
     given = _read_plan(run_id, plan)
@@ -56,6 +56,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
         connect,
         digest=str(stored_run.state.order.get("digest") or ""),
         own_lr_scheduler=stored_run.state.order.get("own_lr_scheduler") is True,
+        surveyed=surveyed_of(stored_run.state),
         limit=_limit(stored_run, options),
         output=options.output,
         first_attempt=len(stored_run.state.attempts) + 1

@@ -5,7 +5,7 @@ Paths in it are absolute: whoever goes on with the run may do so from another fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +33,7 @@ def saved_settings(
     *,
     digest: str,
     own_lr_scheduler: bool,
+    surveyed: Mapping[str, int | bool] | None = None,
     limit: str | None = None,
     output: Path | None = None,
     first_attempt: int = 1,
@@ -42,6 +43,7 @@ def saved_settings(
     Args:
         digest: the workload's own (``Workload.digest``).
         own_lr_scheduler: its file defines ``lr_scheduler()``.
+        surveyed: what its records are (``Survey.to_dict``); None: it has none.
         limit: which nodes of the cluster file are used (``--limit``).
         output: where a copy of the measurement is to go.
         first_attempt: the newest attempt that began with a plan of the user's own.
@@ -56,6 +58,7 @@ def saved_settings(
         "connect": _connect_settings(connect),
         "digest": digest,
         "own_lr_scheduler": own_lr_scheduler,
+        "surveyed": surveyed,
         "limit": limit,
         "output": _absolute(output),
         "first_attempt": first_attempt,
@@ -93,6 +96,12 @@ def request_of(state: RunState) -> TrainingRequest:
             WorkloadSpec.from_dict(asked["spec"]), asked["microbatches"], Recipe(**asked["recipe"])
         ),
     )
+
+
+def surveyed_of(state: RunState) -> dict[str, int | bool] | None:
+    """What the run's records are (``Survey.to_dict``); None: it has none, or the state does not say."""
+    surveyed = state.order.get("surveyed")
+    return surveyed if isinstance(surveyed, dict) else None
 
 
 def options_of(state: RunState) -> RunOptions:

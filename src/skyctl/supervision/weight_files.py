@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skyctl.checkpoint.launcher.stored_run import StoredRun
 from skyctl.files import home, make_private
+from skyctl.supervision.model_card import write_model_card
 from skyctl.supervision.run_settings import request_of
 from skyctl.workload.starting_weights import check_frozen_weights
 
@@ -14,7 +15,14 @@ STATE_DICT_SUFFIXES = (".pt", ".pth")
 """How the names of files end that are written as ``torch.save`` does it."""
 
 
-def write_weights(source: Path, out: Path, run: StoredRun | None = None, *, merge: bool = False) -> Path:
+def write_weights(
+    source: Path,
+    out: Path,
+    run: StoredRun | None = None,
+    *,
+    merge: bool = False,
+    step: int | None = None,
+) -> Path:
     """Writes weights as people want them: what ``out`` is called says how.
 
     Args:
@@ -23,6 +31,7 @@ def write_weights(source: Path, out: Path, run: StoredRun | None = None, *, merg
             torch saves it; anything else, safetensors.
         run: whose weights they are; None: a file is written, whatever the workload.
         merge: of a run with ``--lora``, write the model with the adapters merged into it.
+        step: the weights are those after so many steps of the run; None: after its last.
 
     Returns:
         What was written.
@@ -33,7 +42,9 @@ def write_weights(source: Path, out: Path, run: StoredRun | None = None, *, merg
     from skyctl.checkpoint.node import safetensors, weights_export  # late: they need torch
 
     if run is not None and run.state.workload.startswith("hf:"):
-        return _write_hub_folder(source, out, run, merge=merge)
+        kept = _write_hub_folder(source, out, run, merge=merge)
+        write_model_card(out, run, run.state.step if step is None else step, merged=merge)
+        return kept
     if out.suffix in STATE_DICT_SUFFIXES:
         with tempfile.TemporaryDirectory(prefix="export-", dir=make_private(home())) as folder:
             merged = Path(folder) / "weights.safetensors"

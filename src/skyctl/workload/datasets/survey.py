@@ -33,6 +33,16 @@ class Survey:
     packing: bool
     context: int
 
+    def to_dict(self) -> dict[str, int | bool]:
+        """How much was found, as JSON values."""
+        counts = self.counts
+        return {
+            "records": counts.records,
+            "tokens": counts.tokens,
+            "learnt": counts.learnt,
+            "whole": self.whole,
+        }
+
     def lines(self) -> list[str]:
         """What the user is told, a line each; the sample is the last one."""
         counts = self.counts
