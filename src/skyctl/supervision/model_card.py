@@ -52,13 +52,13 @@ def model_card(run: StoredRun, step: int, *, merged: bool = False) -> str:
         tags=["skyctl", *(["lora"] if spec.lora is not None else [])],
     )
     base = _code(model or typed.resolve().name)
-    kind = "A LoRA adapter of" if is_adapter else "Fine-tuned from"
-    if spec.lora is not None and merged:
-        kind = "With merged LoRA adapters, fine-tuned from"
+    kind = base
+    if spec.lora is not None:
+        kind = f"{base} with merged LoRA adapters" if merged else f"A LoRA adapter of {base}"
     rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(run, spec, step))
     return (
         f"---\n{data.to_yaml().strip()}\n---\n\n# {base}, fine-tuned\n\n"
-        f"{kind} {base} with skyctl {__version__}.\n\n| | |\n|---|---|\n{rows}\n"
+        f"{kind}, trained with skyctl {__version__}.\n\n| | |\n|---|---|\n{rows}\n"
     )
 
 
