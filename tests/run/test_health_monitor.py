@@ -116,3 +116,11 @@ def test_it_is_said_whom_alone_the_run_waits_for(monkeypatch: pytest.MonkeyPatch
         "waiting for node n1 to be heard again: no rank is left that is heard",
         "node n1 is heard again",
     ]
+
+
+def test_a_silence_is_told_again_whenever_it_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [[sign(0), sign(1, heard_s=float(at))] for at in (9, 12, 18, 30, 36)]
+    said = told_by(monkeypatch, *looks)
+    assert [text.partition(";")[0] for text in said] == [
+        f"rank 1 has not been heard for {at} s" for at in (9, 18, 36)
+    ]

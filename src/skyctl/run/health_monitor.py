@@ -160,6 +160,7 @@ class HealthMonitor:
         self._stall_s = deadlines.stall_s
         self._iteration_s = 0.0
         self._suspects: dict[str, set[int]] = {}
+        self._named_after_s: dict[str, float] = {}
         self._awaited: tuple[str, ...] = ()
         self.begin()
 
@@ -285,15 +286,17 @@ class HealthMonitor:
         return health
 
     def _name_suspects(self, health: Sequence[RankHealth]) -> None:
-        """Says who is silent, who is heard again, and whom alone the run waits for."""
+        """Says who is silent (again when that has doubled), who is heard again, and who alone is awaited."""
         silent_now = silent_ranks(health, self.deadlines)
         for name, (quiet_s, ranks) in silent_now.items():
-            if name not in self._suspects:
+            if quiet_s >= 2 * self._named_after_s.get(name, 0.0):
+                self._named_after_s[name] = quiet_s
                 were = "; ".join(f"rank {rank.number} was in {rank.phase}" for rank in ranks)
                 self._callbacks.warn(f"{name} has not been heard for {quiet_s:.0f} s; {were}")
         suspects = {name: {rank.number for rank in ranks} for name, (_, ranks) in silent_now.items()}
         silent: set[int] = set().union(*suspects.values())
         for name in self._suspects.keys() - suspects.keys():
+            self._named_after_s.pop(name, None)
             if self._suspects[name].isdisjoint(silent):  # else it goes by another name now
                 self._callbacks.note(f"{name} is heard again")
         self._suspects = suspects
