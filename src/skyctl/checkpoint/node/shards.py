@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from skyctl.checkpoint.node import safetensors
 from skyctl.checkpoint.node.atomic_file import FileDigest
+from skyctl.checkpoint.node.state_values import decode_value, encode_value, keep_placement, placement_for
 from skyctl.errors import RecordError, WorkloadError
 
 SHARD_FORMAT, SHARD_VERSION = "skyctl/shard", 1
@@ -208,7 +209,7 @@ class StageState:
                 tensors[MODEL_PREFIX + name] = masters.get(name, value).detach()
                 continue
             try:
-                extra[name] = _encode_value(value, EXTRA_PREFIX + name, tensors)
+                extra[name] = encode_value(value, EXTRA_PREFIX + name, tensors)
             except TypeError as exc:
                 note = f"layer {stamp.layer} ({stamp.name}): {name} is not kept: {exc}"
                 if note not in self.notes:
@@ -230,7 +231,7 @@ class StageState:
             if state:
                 try:
                     states[name] = {
-                        _check_text_key(key): _encode_value(value, f"{OPTIMIZER_PREFIX}{key}.{name}", tensors)
+                        _check_text_key(key): encode_value(value, f"{OPTIMIZER_PREFIX}{key}.{name}", tensors)
                         for key, value in state.items()
                     }
                 except TypeError as exc:
@@ -262,7 +263,7 @@ class StageState:
         for key, value in group.items():
             if key not in self._skip:
                 try:
-                    found[str(key)] = json.dumps(_encode_value(value, "", {}))
+                    found[str(key)] = json.dumps(encode_value(value, "", {}))
                 except TypeError:
                     continue  # an object of the user's: made anew with the optimizer
         return found
@@ -276,7 +277,7 @@ class StageState:
     ) -> None:
         given: dict[str, Any] = _strip_prefix(tensors, MODEL_PREFIX)
         values = dict(given)
-        given |= {name: _decode_value(value, tensors, _keep_placement) for name, value in extra.items()}
+        given |= {name: decode_value(value, tensors, keep_placement) for name, value in extra.items()}
         missing, unexpected = layer.load_state_dict(given, strict=False)
         missing = [n for n in missing if not n.endswith(_EXTRA_STATE) and n not in left_out]
         if missing or unexpected:
@@ -312,14 +313,14 @@ class StageState:
                 )
             group = self._groups[id(master)]
             self._optimizer.state[master] = {
-                key: _decode_value(value, tensors, _placement_for(key, master, group))
+                key: decode_value(value, tensors, placement_for(key, master, group))
                 for key, value in state.items()
             }
         for name, changed in options.items():
             if id(master := self._master_of(named[name])) in self._groups:
                 group = self._groups[id(master)]
                 for key in changed.keys() - self._skip:
-                    value = _decode_value(json.loads(changed[key]), {}, _keep_placement)
+                    value = decode_value(json.loads(changed[key]), {}, keep_placement)
                     if key in group and self._options(group).get(key) not in (
                         changed[key],
                         self._fresh[id(master)].get(key),
@@ -355,68 +356,3 @@ def _check_text_key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError(f"its key {key!r:.80} is no text")
     return key
-
-
-def _encode_value(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON values; its tensors are added to ``tensors``, and referred to by name.
-
-    Raises:
-        TypeError: it holds something else than tensors, numbers, texts, and lists, tuples and dicts of them.
-    """
-    if isinstance(value, Tensor):
-        while name in tensors:
-            name += "'"
-        tensors[name] = value.detach()
-        return {"tensor": name}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) in (list, tuple):
-        parts = [_encode_value(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
-        return {type(value).__name__: parts}
-    if type(value) is dict:
-        pairs = [[_check_plain_key(k), _encode_value(v, f"{name}.{k}", tensors)] for k, v in value.items()]
-        return {"dict": pairs}
-    raise TypeError(f"it holds a {type(value).__name__}, not tensors and plain values alone")
-
-
-def _check_plain_key(key: Any) -> Any:
-    if key is None or type(key) in (bool, int, float, str):
-        return key
-    raise TypeError(f"it holds a dict with the key {key!r:.80}")
-
-
-TensorPlacement = Callable[[Tensor], Tensor]
-"""A tensor as it was read → the same values on the device and with the strides where they belong."""
-
-
-def _decode_value(value: Any, tensors: Mapping[str, Tensor], place: TensorPlacement) -> Any:
-    """The value that ``_encode_value`` encoded."""
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        return place(tensors[value["tensor"]])
-    if "list" in value:
-        return [_decode_value(item, tensors, place) for item in value["list"]]
-    if "tuple" in value:
-        return tuple(_decode_value(item, tensors, place) for item in value["tuple"])
-    return {key: _decode_value(item, tensors, place) for key, item in value["dict"]}
-
-
-def _keep_placement(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _placement_for(key: str, parameter: Tensor, group: Mapping[str, Any]) -> TensorPlacement:
-    """Places state as torch's own optimizers do: on the parameter's device, with its strides.
-
-    A step count stays in host memory, unless the optimizer's kernels read it (capturable or fused).
-    """
-
-    def place(tensor: Tensor) -> Tensor:
-        if tensor.shape == parameter.shape and tensor.dim():
-            return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
-        if key == "step" and not (group.get("capturable") or group.get("fused")):
-            return tensor.clone()
-        return tensor.to(parameter.device, copy=True)
-
-    return place
