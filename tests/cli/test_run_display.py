@@ -10,12 +10,8 @@ from tests.helpers.bare_records import OF_MEASUREMENT, OF_REPLICA
 from skyctl.cli.app import main
 from skyctl.cli.command_output import Output
 from skyctl.cli.progress_display import ProgressDisplay
-from skyctl.cli.run_display import (
-    make_terminal_callbacks,
-    show_deviation,
-    show_measurement,
-    show_validation,
-)
+from skyctl.cli.run_display import make_terminal_callbacks
+from skyctl.cli.show_run import show_deviation, show_measurement, show_validation
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import (
     Difference,

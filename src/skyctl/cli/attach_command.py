@@ -72,7 +72,7 @@ def _watch(out: Output, run: InspectedRun, *, yes: bool) -> int | None:
     Returns:
         An exit code; None where the run has ended, or lost its supervisor, and is to be observed again.
     """
-    from skyctl.cli.run_display import show_outcome
+    from skyctl.cli.show_run import show_outcome
     from skyctl.supervision.run_status import inspect_run
 
     name = run.paths.run_id
@@ -92,7 +92,7 @@ def _watch(out: Output, run: InspectedRun, *, yes: bool) -> int | None:
 
 def show_ended(out: Output, run: InspectedRun) -> int:
     """Shows how a run has ended, and returns the exit code. Raises RunError where it failed."""
-    from skyctl.cli.run_display import show_run, show_script
+    from skyctl.cli.show_run import show_run, show_script
     from skyctl.files import read_record, read_text
     from skyctl.records.measurement import Measurement
     from skyctl.supervision.run_status import counted_unit, refuse_failed

@@ -308,7 +308,8 @@ def _train(
     Returns:
         The run's id.
     """
-    from skyctl.cli.run_display import show_outcome, supervise_on_terminal
+    from skyctl.cli.run_display import supervise_on_terminal
+    from skyctl.cli.show_run import show_outcome
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
 

@@ -31,7 +31,8 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     Returns:
         The run's id; None for a dry run.
     """
-    from skyctl.cli.run_display import show_outcome, supervise_on_terminal
+    from skyctl.cli.run_display import supervise_on_terminal
+    from skyctl.cli.show_run import show_outcome
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.run.run_lock import acquire_run_lock
     from skyctl.supervision.opened_runs import resumed_run

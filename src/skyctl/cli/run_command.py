@@ -337,7 +337,8 @@ def _run(
         request_with: the request, by the accelerators that ``uncounted`` nodes say they have.
     """
     from skyctl.check.accelerator_counts import count_accelerators
-    from skyctl.cli.run_display import detachable_callbacks, show_outcome
+    from skyctl.cli.run_display import detachable_callbacks
+    from skyctl.cli.show_run import show_outcome
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
     from skyctl.run.scripts.script_attempt import SCRIPT_MODULE
