@@ -43,7 +43,10 @@ _TAG_FILLER = "-"
 
 
 def tag_placeholders() -> dict[str, str]:
-    """Environment variables that make room for the tags."""
+    """The variables that a fork server starts with, of the longest values that a tag can have.
+
+    Forked tasks write their own tags over them (``write_process_tags``), for ``/proc/PID/environ``.
+    """
     return dict.fromkeys((SESSION_TAG, TASK_TAG), _TAG_FILLER * MAX_TAG_CHARS)
 
 

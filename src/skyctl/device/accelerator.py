@@ -90,7 +90,7 @@ def random_state(device: torch.device) -> torch.Tensor:
 
 
 def set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    """Gives it back what ``random_state`` told."""
+    """Sets the state of the device's generator, as ``random_state`` gave it."""
     torch.get_device_module(device).set_rng_state(state)
 
 

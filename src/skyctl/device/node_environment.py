@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from skyctl.agent.message_fields import with_index
+from skyctl.agent.process_tree import read_boot_id
 from skyctl.device.accelerator import (
     empty_cache,
     free_and_total_bytes,
@@ -183,8 +184,11 @@ def device_memory(device: str) -> dict[str, Any]:
 
 
 def boot_id() -> str:
-    """The same for all that run on one kernel."""
-    return _first_line("/proc/sys/kernel/random/boot_id") or socket.gethostname()
+    """A text that is the same for all processes of one running kernel: nodes with equal ones share a machine.
+
+    Of a system without boot ids, its host name.
+    """
+    return read_boot_id() or socket.gethostname()
 
 
 def _own_memory(device: torch.device) -> dict[str, Any]:
@@ -222,10 +226,3 @@ CONTEXT_BYTES = 512 << 20
 def _context_bytes(device: torch.device, free: int) -> int:
     grown = _FREE_BEFORE_BYTES.get(device, free) - free - reserved_bytes(device)
     return max(CONTEXT_BYTES, grown)
-
-
-def _first_line(path: str) -> str | None:
-    try:
-        return Path(path).read_text().splitlines()[0].strip()
-    except (OSError, IndexError):
-        return None

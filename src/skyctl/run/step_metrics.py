@@ -22,7 +22,6 @@ from skyctl.run.owner_figures import measured_owners
 from skyctl.run.rank_spec import RankSpec
 from skyctl.run.step_collector import StepCollector
 from skyctl.schedule.simulation_input import SimulationInput
-from skyctl.schedule.step_times import MessageTimes
 from skyctl.worker.rank_events import StepEvent
 
 
@@ -154,16 +153,11 @@ def predicted_time_parts(simulation: SimulationInput, stage: int, local_steps: i
         "forward_s": count * times.forward_s,
         "backward_s": count * times.backward_s,
         "optimizer_s": local_steps * times.optimizer_s,
-        "input_message_s": unqueued_message_s(simulation.boundaries[stage - 1].forward) if stage else None,
-        "gradient_message_s": unqueued_message_s(simulation.boundaries[stage].backward)
+        "input_message_s": simulation.boundaries[stage - 1].forward.unqueued_s if stage else None,
+        "gradient_message_s": simulation.boundaries[stage].backward.unqueued_s
         if stage + 1 < len(simulation.stages)
         else None,
     }
-
-
-def unqueued_message_s(hop: MessageTimes) -> float:
-    """Seconds from a message's start to its arrival where nothing else is on its way."""
-    return max([hop.link_s, *(seconds for _, seconds in hop.shared)]) + hop.latency_s
 
 
 def with_differences(simulation: SimulationInput, done: Measurement) -> Measurement:

@@ -36,7 +36,7 @@ class WorkerTimes:
     def least_s(self) -> float:
         """Seconds of a clock with nobody to wait for, on average."""
         compute_s = sum(self.compute_s) / len(self.compute_s)
-        return compute_s + message_s(self.push) + self.apply_s + message_s(self.pull)
+        return compute_s + self.push.unqueued_s + self.apply_s + self.pull.unqueued_s
 
 
 @dataclass
@@ -60,11 +60,6 @@ class StalePlay:
         """Seconds a clock in the long run: from the slowest's end of the first ``skipped`` to the run's."""
         began = max(ends[skipped - 1] for ends in self.ends) if skipped else 0.0
         return (self.run_s - began) / (len(self.ends[0]) - skipped)
-
-
-def message_s(hop: MessageTimes) -> float:
-    """Seconds of a message that finds its way free."""
-    return max([hop.link_s, *(seconds for _, seconds in hop.shared)]) + hop.latency_s
 
 
 def simulate_stale(workers: Sequence[WorkerTimes], staleness: int | None) -> StalePlay:
@@ -122,7 +117,7 @@ class _Play:
         start = max([now, *(self._free.get(name, 0.0) for name, _ in hop.shared)])
         for name, seconds in hop.shared:
             self._free[name] = start + seconds
-        return start + message_s(hop)
+        return start + hop.unqueued_s
 
     def _finish(self, now: float, number: int) -> None:
         """A push is applied: its worker, and those that waited for it, may go on."""

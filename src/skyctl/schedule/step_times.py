@@ -32,6 +32,11 @@ class MessageTimes:
     latency_s: float = 0.0
     shared: tuple[tuple[Hashable, float], ...] = ()
 
+    @property
+    def unqueued_s(self) -> float:
+        """Seconds from the message's start to its arrival where nothing else is on its way."""
+        return max([self.link_s, *(seconds for _, seconds in self.shared)]) + self.latency_s
+
 
 FREE_MESSAGE = MessageTimes()
 

@@ -55,7 +55,7 @@ class NodeOutcome(Record):
 
 
 class SetupReport(Record):
-    """All nodes, in inventory order."""
+    """The outcome of ``skyctl setup``; ``nodes``: one outcome for each, in inventory order."""
 
     cluster: Name
     ok: bool

@@ -59,11 +59,11 @@ class SetupJob:
 
     @property
     def index(self) -> dict[str, str | None]:
-        """What uv is told of indexes."""
+        """The package indexes that uv is told to use, by the names that setup orders have for them."""
         return {"index_url": self.index_url, "extra_index_url": self.extra_index_url}
 
     def owner(self, node: str) -> str:
-        """Who counts on that node's environment."""
+        """The name of this launcher's use of a node's environment, which stays while it has any."""
         return f"{self.cluster}/{node} of {self.here}"
 
 

@@ -140,7 +140,13 @@ def take_over_any(lock: RunLock, callbacks: RunCallbacks, detach: OnDetach) -> R
 
 
 def supervise_in_background(run_id: str) -> int:
-    """Supervises the run to its end; returns an exit code."""
+    """Supervises a run in this process until it has ended, or SIGTERM has it left to others.
+
+    Writes to its ``supervisor.log``; prints nothing.
+
+    Returns:
+        The exit code: 0, that of the run's error, or 143 after SIGTERM.
+    """
 
     paths = RunPaths(run_id)
     leaving = DetachRequest()

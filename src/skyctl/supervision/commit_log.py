@@ -22,9 +22,9 @@ from typing import Any
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.files import make_private, write_atomic
 from skyctl.remote.agent_messages import SequenceSet
+from skyctl.run.journal import DISK_HINT
 
 POSITION_FILE = "position.json"
-DISK_HINT = "free some space, or set SKYCTL_HOME to another disk"
 
 
 class CommitLog:
@@ -87,7 +87,7 @@ class CommitLog:
             return self._numbers[source].upto if source in self._numbers else 0
 
     def settle(self, source: str, upto: int) -> None:
-        """All events of that source up to a number are done with."""
+        """Counts all events of a source up to that number as done with, whether or not they were taken."""
         with self._lock:
             self._numbers.setdefault(source, SequenceSet()).settle(upto)
 
@@ -122,7 +122,11 @@ class CommitLog:
             return True
 
     def replace(self, name: str, data: bytes) -> None:
-        """Gives the file another content. Raises SkyctlError where the system refuses."""
+        """Commits what was taken, then puts ``data`` in place of all that the file has, at once.
+
+        Raises:
+            SkyctlError: the disk is full, or the folder is gone.
+        """
         self._uninterrupted(lambda: self._replace(name, data))
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ from skyctl.run.rank_spec import rank_of_task, rank_task_name
 
 
 def gone_nodes(run: LiveRun) -> list[str]:
-    """The nodes whose sessions have ended, and all that ran there with them."""
+    """The names of nodes whose sessions have ended: all tasks of the run there have ended with them."""
     return [name for name, error in run.missing.items() if isinstance(error, SessionGoneError)]
 
 

@@ -49,7 +49,7 @@ UNTIMED_STEPS = 1
 
 
 class ScriptRunner:
-    """One run of a script; ``run`` may be called once."""
+    """Plays a run of a script, with its restarts; make one for each run, and call ``run`` once."""
 
     def __init__(self, run: LiveRun, request: ScriptRequest) -> None:
         self._run, self._request = run, request

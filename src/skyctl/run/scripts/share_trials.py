@@ -39,7 +39,7 @@ class ShareTrial:
 
 
 class ShareTrials:
-    """The trials of one script, in order."""
+    """The trials of one script, in order: ``next_shares`` says what to try, ``add`` takes its times."""
 
     def __init__(self) -> None:
         self._trials: list[ShareTrial] = []

@@ -55,7 +55,7 @@ def _unusable(fault: str) -> dict[str, Any]:
 
 
 def torch_fault(found: dict[str, Any]) -> str | None:
-    """Why what was found can't train, if so."""
+    """Why a Python can't train, by what ``_inspect_torch`` found of its torch; None: it can."""
     if found["fault"] is not None:
         return str(found["fault"])
     if found["torch"] is None:
@@ -93,7 +93,7 @@ def _find_versions(packages: Sequence[str]) -> dict[str, str | None]:
 
 
 def main() -> None:
-    """The process (see the module)."""
+    """Runs within the Python to inspect: names of packages on stdin, what was found on stdout."""
     packages = json.load(sys.stdin)
     found = {**_inspect_torch(), "versions": _find_versions(packages)}
     print(f"\n{RESULT_PREFIX}{json.dumps(found)}", flush=True)

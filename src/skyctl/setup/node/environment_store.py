@@ -152,7 +152,7 @@ def read_marker(path: Path) -> dict[str, Any] | None:
 
 
 def write_marker(path: Path, marker: dict[str, Any]) -> None:
-    """Writes it at once or not at all."""
+    """Writes an environment's marker, which says what is in it and who counts on it: whole or not at all."""
     fresh = path / f".{ENVIRONMENT_MARKER}.new"
     with fresh.open("w") as file:
         json.dump(marker, file, indent=2)
@@ -162,7 +162,7 @@ def write_marker(path: Path, marker: dict[str, Any]) -> None:
 
 
 def add_owner(path: Path, owner: str) -> None:
-    """Adds an owner. The lock is held."""
+    """Notes in an environment's marker that ``owner`` counts on it. The caller holds the store's lock."""
     marker = read_marker(path)
     if marker is not None and owner not in marker["owners"]:
         write_marker(path, {**marker, "owners": [*marker["owners"], owner]})
@@ -207,7 +207,7 @@ def environments_owned_by(folder: Path, owners: Sequence[str]) -> list[Path]:
 
 
 def size_bytes(path: Path) -> int:
-    """What a folder takes on the disk."""
+    """Bytes that a folder's files take on the disk."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
