@@ -62,3 +62,13 @@ def test_a_model_that_takes_even_numbers_only(tmp_path: Path) -> None:
     assert TrainingRequest(workload.spec).choices(workload)[0] == [1, 2, 4]
     again = load_workload(workload.spec)  # as a node does: from what the launcher has found of the shapes
     assert [spec.shape for spec in again.boundary(2, 4)] == [(4, 16)]
+
+
+def test_more_microbatches_are_tried_until_each_has_one_sample(tmp_path: Path) -> None:
+    workload = loaded(tmp_path, PAIRS, 512)
+    request = TrainingRequest(workload.spec)
+    more = request.with_more_microbatches(workload)
+    assert more is not None
+    assert more.sweep == (64, 128, 256)
+    assert more.with_more_microbatches(workload) is None, "512 have one sample, which is no even number"
+    assert TrainingRequest(workload.spec, 8).with_more_microbatches(workload) is None, "the user has said 8"

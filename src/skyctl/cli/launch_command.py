@@ -19,7 +19,7 @@ from skyctl.cli.option_values import STRATEGIES, is_plan_file, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
 from skyctl.cli.show_records import show_records
-from skyctl.errors import InputError, WorkloadError
+from skyctl.errors import InfeasibleError, InputError, WorkloadError
 
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
@@ -228,6 +228,19 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
     named = None if backend in (None, "auto") else cast("Backend", backend)
 
     def make_plan(
+        progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
+    ) -> Plan:
+        while True:
+            try:
+                return plan_probed(progress, sessions, request, loaded)
+            except InfeasibleError as exc:
+                smaller = request.with_more_microbatches(loaded)
+                if smaller is None:
+                    raise
+                out.note(f"{exc.message}; measuring {', '.join(map(str, smaller.sweep))} microbatches")
+                request = smaller
+
+    def plan_probed(
         progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
     ) -> Plan:
         from skyctl.cli.form_trial import try_forms

@@ -113,6 +113,19 @@ class TrainingRequest:
                 break
         return sorted(fitting), left_out
 
+    def with_more_microbatches(self, workload: Workload) -> TrainingRequest | None:
+        """The request for more, smaller microbatches than before, as they take less memory.
+
+        None: the user has said how many, or the model can't take more.
+        """
+        if self.microbatches is not None:
+            return None
+        most = max(self.sweep or self.choices(workload)[0], default=self.spec.batch_size)
+        counts = [most << doubled for doubled in range(1, MAX_MICROBATCH_CHOICES + 1)]
+        size = self.spec.batch_size
+        fitting = [n for n in counts if n <= size and _refusal(workload, size, n) is None]
+        return replace(self, sweep=tuple(fitting)) if fitting else None
+
     def words(self) -> list[str]:
         """The command-line arguments that make the same request."""
         spec, words = self.spec, [self.spec.source]

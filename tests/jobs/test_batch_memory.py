@@ -1,0 +1,72 @@
+"""A batch that memory does not hold at once is cut into more microbatches, with no option for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers.commands import run_in
+
+from skyctl.files import run_folder
+
+WORKLOAD = """
+import torch
+from torch import nn
+
+class Wide(nn.Module):
+    '''Some 50 MB of a sample are kept for the backward.'''
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4000))
+    def forward(self, x):
+        return (x.unsqueeze(-1) * self.weight).sin().cos().mean(-1)
+
+def model():
+    return nn.Sequential(Wide(), nn.Linear(1000, 4))
+
+def data(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 1000, generator=generator)
+        yield x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+"""
+NODE = "nodes:\n  - {name: a, transport: local, threads: 1%s}\n"
+STEPS = 3
+
+
+@pytest.mark.slow
+def test_losses_of_a_batch_are_the_same_whatever_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKLOAD)
+    (tmp_path / "cluster.yaml").write_text(NODE % "")
+    wide, roomy = launch(tmp_path, 32)
+    predicted = wide["replicas"][0]["predicted"]["memory_bytes"]
+    (few,) = {roomy["problem"]["microbatches"]}
+    assert few == 8
+    sample = sum(layer["stored_bytes"] for layer in roomy["problem"]["layers"]) / (32 / few)
+    one_sample = predicted - (32 / few - 1) * sample
+    (tmp_path / "cluster.yaml").write_text(NODE % f", memory_gib: {(one_sample + sample / 2) / 2**30:.4f}")
+    tight, plan = launch(tmp_path, 32)
+    assert plan["problem"]["microbatches"] == 32
+    assert losses(tight) == pytest.approx(losses(wide), rel=1e-5)
+    _, plan = launch(tmp_path, 64)
+    assert plan["problem"]["microbatches"] == 64, "two samples do not fit: these were measured afterwards"
+
+
+def launch(folder: Path, batch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The measurement and the plan of a run whose number of microbatches the planner chooses."""
+    done = run_in(folder, "launch", "train.py", "--batch-size", str(batch), "--steps", str(STEPS), "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    return measured, json.loads((run_folder(measured["run_id"]) / "plan.json").read_text())
+
+
+def losses(measured: dict[str, Any]) -> list[float]:
+    return [step["loss"] for step in measured["steps"]]
