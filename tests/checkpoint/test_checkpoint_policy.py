@@ -73,3 +73,33 @@ def test_another_attempt_forgets_what_was_newer() -> None:
     made.written(20)
     made.copied(20, [2])
     assert made.copying == 20, "the copies of the attempt before are not its"
+
+
+def test_the_best_one_is_kept_until_a_better_one_has_its_copies() -> None:
+    made = retention()
+    made.written(10, 3.0)
+    made.copied(10, [0, 1, 2])
+    for step, loss in ((20, 4.0), (30, None)):
+        made.written(step, loss)
+        made.copied(step, [0, 1, 2])
+    assert made.steps == [10, 30]
+    made.written(40, 2.0)
+    assert made.best is not None
+    assert (made.best.step, made.best.loss) == (40, 2.0)
+    made.copied(40, [0, 1])
+    made.written(50)
+    assert 10 in made.steps
+    made.copied(40, [2])
+    assert 10 not in made.steps
+    made.copied(50, [0, 1, 2])
+    assert made.steps == [40, 50]
+
+
+def test_another_attempt_has_the_best_one_that_is_there_in_full() -> None:
+    for from_step, whole, kept in ((40, {10, 40}, 40), (30, {10, 30}, 10), (40, {10}, 10), (30, {30}, None)):
+        made = retention()
+        made.written(10, 3.0)
+        made.copied(10, [0, 1, 2])
+        made.written(40, 2.0)
+        made.restarted(from_step, whole)
+        assert (made.best and made.best.step) == kept, (from_step, whole)

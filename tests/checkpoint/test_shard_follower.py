@@ -53,6 +53,20 @@ def test_a_pinned_step_is_taken_to_its_end_before_newer_ones(nodes: Nodes, tmp_p
     assert sorted(layout.held_shards(two.folder)[20]) == [0, 1, 2]
 
 
+def test_the_best_step_of_ranks_here_is_copied_and_kept_without_a_launcher(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    one, two = nodes("n1"), nodes("n2")
+    for step in (20, 40, 60, 80):
+        put(one.folder, step, range(2))
+        put(two.folder, step, range(2, 4), rank=1)
+    layout.pin_best_steps(two.folder, [20])
+    two.ask("follow", peers=[one.address], keep=2)
+    assert [two.wait("replicated")["step"] for _ in range(2)] == [20, 80]
+    assert sorted(layout.held_shards(two.folder)) == [20, 60, 80]
+    assert sorted(layout.held_shards(two.folder)[20]) == [0, 1, 2, 3]
+
+
 def test_a_peer_that_comes_and_goes(nodes: Nodes, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -21,12 +21,16 @@ MIRROR_CLOSE_S = 20.0
 
 @dataclass(frozen=True)
 class MirrorRequest:
-    """A step to copy; by layer, the session of a node that has it, and the file's SHA-256 and size."""
+    """A step to copy; by layer, the session of a node that has it, and the file's SHA-256 and size.
+
+    ``best``: the step with the lowest validation loss, which is not removed here.
+    """
 
     step: int
     attempt: int
     where: Mapping[int, Session]
     shards: Mapping[int, ShardDigest]
+    best: int | None = None
 
 
 class CheckpointMirror:
@@ -82,4 +86,6 @@ class CheckpointMirror:
                 raise SkyctlError(f"{local.name} of step {request.step} was written anew while it was copied")
             file = FileDigest(local.stat().st_size, sha256)
             layout.write_copy_manifest(folder, request.step, layer, file, request.attempt, self._paths.run_id)
-        layout.retain_steps(folder, layout.list_steps(folder)[-max(2, self._keep) :])
+        steps = layout.list_steps(folder)
+        best = [request.best] if request.best is not None else []
+        layout.retain_steps(folder, [*steps[-max(2, self._keep) :], *best])

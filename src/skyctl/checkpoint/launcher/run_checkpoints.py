@@ -188,7 +188,8 @@ class RunCheckpoints:
         if self._mirror is None:
             self._mirror = CheckpointMirror(paths, self._rules.keep, self._run.callbacks.warn)
         sources = {layer: self._run.sessions[node] for layer, node in node_of_layer.items()}
-        self._mirror.take(MirrorRequest(step, paths.attempt, sources, shards))
+        best = self.best.step if self.best is not None else None
+        self._mirror.take(MirrorRequest(step, paths.attempt, sources, shards, best))
 
     def take_protocol_errors(self) -> list[ProtocolError]:
         """Of nodes that the run has: what their replicators sent that none would, since the last call."""
