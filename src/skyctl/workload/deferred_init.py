@@ -132,7 +132,7 @@ class OperationTape:
         return tensor.untyped_storage()._cdata in self._writers or tensor.numel() == 0
 
     def materialize(
-        self, tensors: Sequence[Tensor], known: Sequence[tuple[Tensor, Tensor]] = ()
+        self, tensors: Sequence[Tensor], known: Sequence[tuple[Tensor, Callable[[], Tensor]]] = ()
     ) -> list[Tensor]:
         """Makes the tensors' values, on the CPU; tensors that shared a storage share one again.
 
@@ -140,16 +140,16 @@ class OperationTape:
         process's own generator is left as it was.
 
         Args:
-            known: tensors of the tape with the values that they have in place of the tape's: what is made
-                from them is made from these.
+            known: tensors of the tape with what reads the values that they have in place of the tape's: what
+                is made from them is made from these. Only those are read.
         """
         state = torch.default_generator.get_state()
         try:
             with _disable_current_modes(), torch.no_grad():
-                given = {ref_of(tensor).storage: (tensor, own) for tensor, own in known}
+                given = {ref_of(tensor).storage: (tensor, read) for tensor, read in known}
                 needed = self._needed([t.untyped_storage()._cdata for t in tensors], given)
-                read = {key for index in needed for key in self._ops[index].reads & given.keys()}
-                values: dict[int, Any] = {key: _laid_as(*given[key]) for key in read}
+                used = {key for index in needed for key in self._ops[index].reads & given.keys()}
+                values: dict[int, Any] = {key: _laid_as(given[key][0], given[key][1]()) for key in used}
                 for index in needed:
                     self._run(self._ops[index], values)
                 return [self._window(ref_of(t), values) for t in tensors]

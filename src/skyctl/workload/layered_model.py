@@ -152,7 +152,7 @@ class LayeredModel:
             if id(tensor) in memo:
                 continue
             if id(tensor) in stored:
-                memo[id(tensor)] = self._converted(tensor, stored[id(tensor)].to(device, tensor.dtype), low)
+                memo[id(tensor)] = self._loaded(tensor, stored[id(tensor)]().to(device), low)
             elif not is_deferred(tensor):
                 memo[id(tensor)] = self._converted(tensor, tensor.detach().to(device, copy=True), low)
         shared.update({key: memo[key] for key in self._shared_ids if key in memo})
@@ -174,17 +174,23 @@ class LayeredModel:
                 low.discard(key)
         return low
 
+    def _loaded(self, old: Tensor, values: Tensor, low: set[int]) -> Tensor:
+        """Stored values in place of a tensor; frozen ones in the dtype they are wanted in stay as read."""
+        if values.dtype is self.dtype and id(old) in low and not old.requires_grad:
+            return _like(old, values)
+        return self._converted(old, values.to(old.dtype), low)
+
     def _converted(self, old: Tensor, values: Tensor, low: set[int]) -> Tensor:
         if self.dtype is not None and id(old) in low:
             return mixed_precision.to_low_precision(old, values, self.dtype)
         return _like(old, values)
 
-    def _stored(self, index: int) -> dict[int, Tensor]:
-        """By the tensor's id, its values in a file of stored weights."""
+    def _stored(self, index: int) -> dict[int, Callable[[], Tensor]]:
+        """By the tensor's id, what reads its values from a file of stored weights."""
         if self.values is None:
             return {}
-        held = self.layers[index].state_dict(keep_vars=True)
-        return {id(held[name]): values for name, values in self.values(index).items()}
+        held, values = self.layers[index].state_dict(keep_vars=True), self.values(index)
+        return {id(held[name]): partial(values.__getitem__, name) for name in values}
 
     def starting_from(self, path: Path) -> LayeredModel:
         """The same model with the values of ``--init-from``: a file, or a folder as of ``save_pretrained``.

@@ -1,4 +1,4 @@
-"""Weights in files that a model starts from: matched by name and shape, read one layer at a time.
+"""Weights in files that a model starts from: matched by name and shape, read one tensor at a time.
 
 The files are those of an ``hf:`` folder, as ``save_pretrained`` writes them (``model.safetensors`` or
 ``pytorch_model.bin``, or several of either with an ``….index.json``; names may lack the base model's prefix,
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class WeightNaming:
 
 
 class StoredWeights:
-    """The values of a model's layers in files, read by layer.
+    """The values of a model's layers in files, read by tensor.
 
     Args:
         files: by the tensor's name, the file that holds it.
@@ -141,18 +142,29 @@ class StoredWeights:
         self._files, self._wanted, self._naming, self.fresh = files, wanted, naming, list(fresh)
         self._under: StoredWeights | None = None
 
-    def layer(self, index: int) -> dict[str, Tensor]:
+    def layer(self, index: int) -> Mapping[str, Tensor]:
         """One layer's values by own name, on the CPU, in the dtype they are stored in.
 
-        Raises:
-            WorkloadError: a file can't be read.
+        They are read as they are asked for, each time: WorkloadError where a file can't be read.
         """
-        return {own: read(name) for own, (read, name) in self._sources(index).items()}
+        sources = self._sources(index)
+        return _ReadTensors({own: partial(weights._read, name) for own, (weights, name) in sources.items()})
 
-    def _sources(self, index: int) -> dict[str, tuple[Callable[[str], Tensor], str]]:
-        """By own name of one layer's tensors, what reads it, and its name there."""
+    def places(self, index: int) -> dict[str, tuple[Path, str] | None]:
+        """By own name of one layer's tensors, the safetensors file that holds it and its name there.
+
+        None: it has to be read (``layer``), for no such file holds it as it is.
+        """
+        return {own: weights._place(name) for own, (weights, name) in self._sources(index).items()}
+
+    def _sources(self, index: int) -> dict[str, tuple[StoredWeights, str]]:
+        """By own name of one layer's tensors, the weights that have it, and its name there."""
         others = {} if self._under is None else self._under._sources(index)
-        return others | {own: (self._read, name) for own, name in self._wanted[index].items()}
+        return others | {own: (self, name) for own, name in self._wanted[index].items()}
+
+    def _place(self, name: str) -> tuple[Path, str] | None:
+        path = self._files.get(name)
+        return None if path is None or path.suffix in PICKLED else (path, name)
 
     def _read(self, name: str) -> Tensor:
         by_file: dict[Path, list[str]] = {}
@@ -337,6 +349,22 @@ def _number_kind(dtype: torch.dtype) -> str:
     return "bool" if dtype == torch.bool else "integer"
 
 
+class _ReadTensors(Mapping[str, Tensor]):
+    """Tensors by name that are read when they are asked for: whoever takes one holds that one alone."""
+
+    def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
 class ShippedWeights:
     """The weights that a node was sent: one safetensors file, keyed ``<layer>.<own name>``."""
 
@@ -344,12 +372,14 @@ class ShippedWeights:
         self.path = path
         self._names = list(safetensors.read_header(path).tensors)
 
-    def layer(self, index: int) -> dict[str, Tensor]:
-        """One layer's values by own name, on the CPU; {} for a layer that the file does not hold."""
+    def layer(self, index: int) -> Mapping[str, Tensor]:
+        """One layer's values by own name, on the CPU, read as they are asked for; those the file holds."""
         start = f"{index}."
         names = [name for name in self._names if name.startswith(start)]
-        read = safetensors.load(self.path, names) if names else {}
-        return {name.removeprefix(start): tensor for name, tensor in read.items()}
+        return _ReadTensors({name.removeprefix(start): partial(self._read, name) for name in names})
+
+    def _read(self, name: str) -> Tensor:
+        return safetensors.load(self.path, [name])[name]
 
 
 LayerValues = Callable[[int], Mapping[str, Tensor]]
@@ -357,18 +387,26 @@ LayerValues = Callable[[int], Mapping[str, Tensor]]
 
 
 def write_layer_weights(stored: StoredWeights, layers: Sequence[int], path: Path) -> None:
-    """Writes the file that ``ShippedWeights`` reads, for those layers; one layer in memory at a time.
+    """Writes the file that ``ShippedWeights`` reads, for those layers.
+
+    What a safetensors file holds is copied in chunks; of the rest one tensor is in memory at a time.
 
     Raises:
         SkyctlError: a weights file can't be read, or the disk is full.
     """
-    pieces = []
+    sources: dict[str, tuple[Path, str]] = {}
+    pieces: list[Path] = []
     try:
         for index in layers:
-            piece = path.with_name(f"{path.name}.{index}")
-            pieces.append(piece)
-            safetensors.save(piece, {f"{index}.{own}": t for own, t in stored.layer(index).items()})
-        safetensors.merge(pieces, path)
+            values = stored.layer(index)
+            for own, place in stored.places(index).items():
+                name = f"{index}.{own}"
+                if place is None:
+                    pieces.append(path.with_name(f"{path.name}.{name}"))
+                    safetensors.save(pieces[-1], {name: values[own]})
+                    place = pieces[-1], name
+                sources[name] = place
+        safetensors.gather(sources, path)
     finally:
         for piece in pieces:
             piece.unlink(missing_ok=True)

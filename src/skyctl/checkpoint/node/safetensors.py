@@ -100,22 +100,16 @@ def load(path: str | Path, names: Collection[str] | None = None) -> dict[str, Te
     """
     header = read_header(path)
     for name in names or ():
-        if name not in header.tensors:
-            raise RecordError(f"{path} holds no tensor {name!r}; it has {len(header.tensors)}")
+        _check_holds(path, header.tensors, name)
     found = {}
     with _open_for_reading(path) as file:
         for name, entry in header.tensors.items():
             if names is not None and name not in names:
                 continue
-            dtype = DTYPES[entry.dtype]
-            if entry.start == entry.stop:
-                found[name] = torch.empty(entry.shape, dtype=dtype)
-                continue
-            buffer = bytearray(entry.stop - entry.start)
+            tensor = found[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
             file.seek(entry.start)
-            if file.readinto(buffer) != len(buffer):  # type: ignore[attr-defined]
+            if tensor.numel() and file.readinto(_bytes_of(tensor)) != entry.stop - entry.start:  # type: ignore[attr-defined]
                 raise RecordError(f"{path} ends inside tensor {name!r}")
-            found[name] = torch.frombuffer(buffer, dtype=dtype).view(entry.shape)
     return found
 
 
@@ -169,11 +163,35 @@ def merge(
         for key, value in header.metadata.items() if metadata is None else ():
             if found.setdefault(key, value) != value:
                 raise RecordError(f"{path} says {key}={value!r}, another says {found[key]!r}")
-    names = sorted(sizes, key=_natural_order)
-    with atomic_writer(Path(out)) as target:
-        target.write(
-            _encode_header({name: sizes[name] for name in names}, found if metadata is None else metadata)
-        )
+    _write_copies(Path(out), source, found if metadata is None else metadata)
+
+
+def gather(sources: Mapping[str, tuple[Path, str]], out: str | Path) -> None:
+    """Writes a file of tensors that other files hold, streamed as ``merge`` does it. Atomic.
+
+    Args:
+        sources: by the tensor's name in ``out``, the file that holds it and its name there; several may
+            take the same one.
+
+    Raises:
+        RecordError: a file is damaged, or lacks a tensor.
+        SkyctlError: the disk is full or not writable.
+    """
+    headers = {path: read_header(path).tensors for path in {path: None for path, _ in sources.values()}}
+    for path, name in sources.values():
+        _check_holds(path, headers[path], name)
+    _write_copies(Path(out), {new: (path, headers[path][name]) for new, (path, name) in sources.items()}, {})
+
+
+def _write_copies(
+    out: Path, source: Mapping[str, tuple[Path, TensorEntry]], metadata: Mapping[str, str]
+) -> None:
+    """Writes a file of tensors, each copied from another file, in natural order of their names."""
+    names = sorted(source, key=_natural_order)
+    entries = [source[name][1] for name in names]
+    sizes = {n: (e.dtype, e.shape, e.stop - e.start) for n, e in zip(names, entries, strict=True)}
+    with atomic_writer(out) as target:
+        target.write(_encode_header(sizes, metadata))
         for name in names:
             path, entry = source[name]
             with _open_for_reading(path) as file:
@@ -215,6 +233,11 @@ def read_header(path: str | Path) -> FileHeader:
             f"{path} has {size} bytes, its header describes {at}", hint="the file was cut or damaged"
         )
     return FileHeader(entries, metadata)
+
+
+def _check_holds(path: str | Path, tensors: Mapping[str, TensorEntry], name: str) -> None:
+    if name not in tensors:
+        raise RecordError(f"{path} holds no tensor {name!r}; it has {len(tensors)}")
 
 
 def _parse_entry(path: str | Path, name: str, value: Any, base: int) -> TensorEntry:
@@ -262,8 +285,13 @@ def _write_tensor(out: HashingWriter, tensor: Tensor) -> None:
     if tensor.numel() == 0:
         return
     plain = tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
-    nbytes = plain.numel() * plain.element_size()
-    out.write(memoryview((ctypes.c_char * nbytes).from_address(plain.data_ptr())))
+    out.write(_bytes_of(plain))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, which must stay alive meanwhile; it is not empty."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr()))
 
 
 def _copy(file: BinaryIO, target: HashingWriter, count: int, path: Path) -> None:
