@@ -60,6 +60,22 @@ def test_a_shared_tensor_is_stored_once(tmp_path: Path) -> None:
         own.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all", shared=True)
 
 
+def test_gather_copies_tensors_of_several_files_under_new_names(tmp_path: Path) -> None:
+    values = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    own.save(tmp_path / "a", {"x": values, "none": torch.empty(0, 3)})
+    own.save(tmp_path / "b", {"y": torch.ones(1 << 19)})
+    sources = {"0.w": (tmp_path / "a", "x"), "2.w": (tmp_path / "a", "x"), "1.w": (tmp_path / "b", "y")}
+    own.gather({**sources, "3": (tmp_path / "a", "none")}, tmp_path / "out")
+    held = safetensors.torch.load_file(tmp_path / "out")
+    assert torch.equal(held["0.w"], values)
+    assert torch.equal(held["2.w"], values)
+    assert torch.equal(held["1.w"], torch.ones(1 << 19))
+    assert held["3"].shape == (0, 3)
+    with pytest.raises(RecordError, match="holds no tensor 'z'"):
+        own.gather({"0": (tmp_path / "a", "z")}, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
 def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "CHUNK_BYTES", 7)
     names = list(TENSORS)

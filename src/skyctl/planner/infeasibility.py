@@ -19,6 +19,8 @@ EXACT_DEVICES = 10
 FEW_STATES = 1 << 11
 FRUGAL: tuple[Schedule, ...] = ("1f1b", "sequential")
 """Schedules that keep fewer microbatches in flight than others, the faster one first."""
+MOST_NAMED = 3
+"""Devices that a message names, at most."""
 SECONDS = 1.0
 """Time to find what would be enough; when it is over, fewer devices are looked at."""
 
@@ -119,9 +121,20 @@ def _total_shortage(model: CostModel) -> None:
         few = f"the {model.max_stages} roomiest" if model.max_stages < model.devices else "all"
         raise InfeasibleError(
             f"the model needs at least {human_bytes(need)}, {few} devices together have {human_bytes(have)}: "
-            f"{human_bytes(need - have)} short",
-            hint="smaller microbatches, or more devices",
+            f"{human_bytes(need - have)} short ({_room_words(model)})",
+            hint="; or ".join(hint for hint in (_enough(model), "smaller microbatches, or more devices") if hint),
         )
+
+
+def _room_words(model: CostModel) -> str:
+    """What the roomiest devices have for layers, of all that they have."""
+    named = heapq.nsmallest(MOST_NAMED, range(model.devices), key=lambda d: (-model.available_bytes[d], d))
+    words = []
+    for d in named:
+        device, room = model.problem.devices[d], max(0.0, model.available_bytes[d])
+        whole = f" of its {human_bytes(device.memory_bytes)}" if device.memory_bytes is not None else ""
+        words.append(f"{device.id} has {human_bytes(room)}{whole} for layers")
+    return ", ".join(words) + (f", {model.devices - MOST_NAMED} have no more" if model.devices > MOST_NAMED else "")
 
 
 def _other_schedule(model: CostModel) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,12 @@ from tests.workload.hf import hub_folders
 from skyctl.checkpoint.node import safetensors
 from skyctl.checkpoint.node.layout import layer_name
 from skyctl.checkpoint.node.shards import ShardStamp, StageState
-from skyctl.errors import WorkloadError
+from skyctl.errors import InfeasibleError, WorkloadError
+from skyctl.planner.api import plan
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Device, Layer, Problem
 from skyctl.workload import stored_weights
+from skyctl.workload.costs import count_layer_costs
 from skyctl.workload.hf import export, token_data
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.shipped_files import encode_text
@@ -235,3 +241,54 @@ def test_a_checkpoints_step_under_the_librarys_names(tmp_path: Path) -> None:
     assert files == {path.name for path in (tmp_path / "one").iterdir()}
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_stage_reads_its_own_tensors_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is converted, none is held when the next is read; the launcher's copy is read by nobody."""
+    folder = hub_folders.write(tmp_path, hub_folders.CONFIGS["llama"])
+    model = hub_folders.uncut(folder).bfloat16()
+    model.save_pretrained(str(folder), max_shard_size="20KB")
+    load, read, held = safetensors.load, [], []
+
+    def counting(path: Path, names: Any = None) -> dict[str, torch.Tensor]:
+        assert not [one for one in held if one() is not None]
+        found = load(path, names)
+        read.extend(found)
+        held.extend(weakref.ref(tensor) for tensor in found.values())
+        return found
+
+    workload, part = loaded(folder), tmp_path / "part"
+    kept = find_stored_weights(workload.spec)
+    assert kept is not None
+    monkeypatch.setattr(safetensors, "load", counting)
+    stored_weights.write_layer_weights(kept, [1, 2], part)
+    assert not read
+    node = load_workload(type(workload.spec).from_dict({**workload.spec.to_dict(), "weights": str(part)}))
+    (layer,) = node.build(2, 3)
+    assert sorted(read) == sorted(f"2.{name}" for name in layer.state_dict())
+    assert {tensor.dtype for tensor in layer.state_dict().values()} == {torch.float32}
+
+
+def test_adapters_fit_where_the_model_can_not_be_trained(tmp_path: Path) -> None:
+    """Three machines of 1 GiB: one learns who has how much and how much is missing, the other trains."""
+    pytest.importorskip("peft")
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "vocab_size": 4096}
+    folder = hub_folders.write(tmp_path, {**hub_folders.CONFIGS["llama"], **sizes})
+
+    def planned(**more: Any) -> Plan:
+        costs = count_layer_costs(hub_folders.load(folder, **more), 2)
+        fields = ("name", "flops", "state_bytes", "activation_bytes", "output_bytes", "workspace_bytes")
+        layers = tuple(Layer(**{field: getattr(cost, field) for field in fields}) for cost in costs)
+        devices = tuple(
+            Device(id=f"n{i}/cpu:0", flops_per_s=5e10, memory_bytes=2.0**30, reserved_bytes=430 * 2.0**20)
+            for i in range(1, 4)
+        )
+        return plan(Problem(layers=layers, devices=devices, microbatches=2, objective="iteration"))
+
+    with pytest.raises(InfeasibleError) as raised:
+        planned()
+    assert raised.value.exit_code == 3
+    assert re.search(r"MiB short \(n1/cpu:0 has 594 MiB of its 1 GiB for layers, n2/cpu:0", raised.value.message)
+    assert re.search(r"[0-9.]+ [MG]iB more on n1/cpu:0 would be enough", str(raised.value.hint))
+    fitting = planned(lora="r=8", dtype="bfloat16")
+    assert max(one.memory_bytes for one in fitting.predicted.replicas) < 2**30
