@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.workload.hf import hub_folders
+from tests.workload.hf.test_adapter_folder import adapter_folder
 
 from skyctl.jobs.node_sessions import connect_nodes, require_all
 from skyctl.planning.generation_stages import StageLayers
@@ -15,6 +16,9 @@ from skyctl.records.cluster import Cluster, Node
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.text_generation import TextPipeline
 from skyctl.worker.rank_order import Sampling
+from skyctl.workload.hf.adapter_folder import find_adapters
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import make_spec
 
 NEW_TOKENS = 12
 PROMPT = [5, 17, 250, 3, 42]
@@ -25,7 +29,12 @@ def generated(
     folder: Path, sampling: Sampling, *, dtype: str = "float32", encrypt: bool = False
 ) -> list[int]:
     """The tokens of a model on three nodes: the embedding, most layers, the head."""
-    workload = hub_folders.load(folder, batch_size=1, dtype=dtype)
+    adapters = find_adapters(str(folder))
+    if adapters is None:
+        workload = hub_folders.load(folder, "context=4", batch_size=1, dtype=dtype)
+    else:
+        spec = make_spec(f"hf:{adapters.base},context=4", batch_size=1, dtype=dtype)
+        workload = load_workload(adapters.put_into(spec))
     cuts = (0, 1, workload.layers - 1, workload.layers)
     stages = [
         StageLayers(f"{name}/cpu:0", start, stop)
@@ -54,6 +63,25 @@ def test_greedy_tokens_are_the_librarys(name: str, tmp_path: Path) -> None:
         torch.tensor([PROMPT]), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0
     )
     assert generated(folder, Sampling(), encrypt=name == "gpt2") == wanted[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_stages_with_adapters_generate_what_peft_generates(tmp_path: Path) -> None:
+    import transformers
+
+    peft = pytest.importorskip("peft")
+    folder = adapter_folder(tmp_path, "qwen2", tie_word_embeddings=True)
+    base = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "base"))
+    model = peft.PeftModel.from_pretrained(base, str(folder)).eval()
+    wanted = model.generate(
+        input_ids=torch.tensor([PROMPT]),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert generated(folder, Sampling()) == wanted[0, len(PROMPT) :].tolist()
 
 
 @pytest.mark.slow

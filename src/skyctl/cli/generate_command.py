@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.jobs.node_sessions import NodeSessions
     from skyctl.run.text_generation import TextPipeline
+    from skyctl.workload.hf.adapter_folder import AdapterFolder
     from skyctl.workload.hf.hub_model import HubModel
     from skyctl.workload.hf.prompt import PromptTokenizer
     from skyctl.workload.workload import Workload
@@ -36,7 +37,8 @@ class GenerationOptions:
         int, typer.Option("--max-tokens", min=1, metavar="N", help="New tokens, at most.")
     ] = 256
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, metavar="T", help="0: always the likeliest token.")
+        float,
+        typer.Option("--temperature", min=0.0, max=100.0, metavar="T", help="0: always the likeliest token."),
     ] = 0.0
     top_p: Annotated[
         float,
@@ -64,7 +66,7 @@ def generate(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|DIR", help="A run of an hf: workload, or hf:DIR.", autocompletion=complete_run
+            metavar="RUN|DIR", help="A run of an hf: workload, hf:DIR, or a folder of peft's adapters.", autocompletion=complete_run
         ),
     ],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text goes on from.")],
@@ -76,22 +78,24 @@ def generate(
     """Generate text with a Hugging Face model that no single machine has to hold.
 
     Its layers are spread over the cluster's devices, the fastest first, each with as many as its memory
-    holds. The text appears as it comes. Of a run the weights are those that it has ended with.
+    holds. The text appears as it comes. Of a run the weights are those that it has ended with. DIR may
+    hold the adapters of peft alone: the model that they name must be on this machine.
     """
     from skyctl.jobs.node_sessions import connect_nodes, require_all
 
     require_choice("--dtype", options.dtype, DTYPES)
     target = nodes.load()
-    with _model_folder(out, model) as source, out.progress("generate") as progress:
+    with _model_to_run(out, model) as (source, adapters), out.progress("generate") as progress:
         progress("loading the model")
         from skyctl.workload.hf.prompt import PromptTokenizer
         from skyctl.workload.workload import load_workload
         from skyctl.workload.workload_spec import make_spec
 
-        workload = load_workload(make_spec(source, batch_size=1, dtype=options.dtype))
+        spec = make_spec(source, batch_size=1, dtype=options.dtype)
+        workload = load_workload(spec if adapters is None else adapters.put_into(spec))
         out.notes(workload.notes)
         hub = _checked_model(source, workload)
-        tokenizer = PromptTokenizer(hub.folder)
+        tokenizer = PromptTokenizer(hub.folder, adapters.tokenizer if adapters is not None else None)
         chat = tokenizer.is_chat and not options.raw
         if options.system is not None and not chat:
             raise InputError("--system needs a model with a chat template, and no --raw")
@@ -115,7 +119,7 @@ def generate(
         out.note(f"{len(answer.tokens)} tokens; the first after {answer.first_s:.2f} s{said}")
         out.json(
             {
-                "workload": source,
+                "workload": source if adapters is None else f"hf:{adapters.folder}",
                 "text": tokenizer.decode(answer.tokens),
                 "prompt_tokens": len(ids),
                 "tokens": answer.tokens,
@@ -196,13 +200,22 @@ def _make_pipeline(
 
 
 @contextmanager
-def _model_folder(out: Output, model: str) -> Iterator[str]:
-    """The model as an ``hf:`` workload; of a run, exported for as long as the context lasts."""
+def _model_to_run(out: Output, model: str) -> Iterator[tuple[str, AdapterFolder | None]]:
+    """The model as an ``hf:`` workload, and a folder of adapters that was named for it, if one was.
+
+    A run is exported for as long as the context lasts.
+    """
+    from skyctl.workload.hf.adapter_folder import find_adapters
+
+    if (adapters := find_adapters(model)) is not None:
+        out.detail(f"adapters for {adapters.base}")
+        yield f"hf:{adapters.base}", adapters
+        return
     if model.startswith("hf:"):
-        yield model
+        yield model, None
         return
     if Path(model).expanduser().is_dir() and (Path(model).expanduser() / "config.json").is_file():
-        yield f"hf:{model}"
+        yield f"hf:{model}", None
         return
     from skyctl.files import home, make_private
     from skyctl.supervision.run_status import load_run
@@ -224,7 +237,7 @@ def _model_folder(out: Output, model: str) -> Iterator[str]:
                 "skyctl generate hf:DIR",
             )
         out.detail(f"the weights of run {run_id}")
-        yield f"hf:{folder}/model"
+        yield f"hf:{folder}/model", None
 
 
 def _checked_model(source: str, workload: Workload) -> HubModel:
@@ -233,7 +246,7 @@ def _checked_model(source: str, workload: Workload) -> HubModel:
     assert hub is not None
     if hub.settings.task != "causal":
         raise InputError(f"{source} does not predict next tokens: its task is {hub.settings.task!r}")
-    if workload.model.values is None:
+    if hub.stored is None:
         raise InputError(
             f"{source} has a config and no weights", hint="download them, or train it: skyctl launch"
         )
@@ -242,7 +255,7 @@ def _checked_model(source: str, workload: Workload) -> HubModel:
 
 def _token_limit(hub: HubModel, prompt: int, wanted: int) -> int:
     """How many new tokens there may be after a prompt of so many; InputError where there is room for none."""
-    most = int(getattr(hub.settings.config, "max_position_embeddings", 0) or 0) or prompt + wanted
+    most = hub.settings.positions or prompt + wanted
     if prompt >= most:
         raise InputError(f"the prompt has {prompt} tokens; with what follows the model takes {most}")
     return min(wanted, most - prompt)

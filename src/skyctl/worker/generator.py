@@ -100,6 +100,8 @@ class Generator:
         layers = workload.build(start, stop, device)
         remember_tokens(layers)
         (self._received,) = workload.boundary(start, 1)
+        assert workload.model.hub is not None
+        self._positions = workload.model.hub.settings.positions
         return layers
 
     def _receive(self, device: torch.device) -> Tensor:
@@ -114,7 +116,7 @@ class Generator:
         count = torch.zeros(1, dtype=torch.int64)
         before.recv(count, COUNT_TAG).wait(self._patience)
         tokens = int(count.item())
-        if not 1 <= tokens <= self._received.shape[1]:
+        if not 1 <= tokens <= (self._positions or tokens):
             raise before.protocol_error(f"sent {tokens} tokens")
         shape = (1, tokens, *self._received.shape[2:])
         value = torch.empty(shape, dtype=getattr(torch, self._received.dtype), device=device)

@@ -12,6 +12,7 @@ from skyctl.checkpoint.node.shards import frozen_names
 from skyctl.errors import WorkloadError
 from skyctl.workload import stored_weights
 from skyctl.workload.hf import hub_folder
+from skyctl.workload.hf.adapter_folder import ADAPTER_CONFIG
 from skyctl.workload.hf.export import (
     as_one_file,
     check_names,
@@ -21,7 +22,7 @@ from skyctl.workload.hf.export import (
     write_config,
 )
 from skyctl.workload.hf.hub_model import HubModel
-from skyctl.workload.hf.lora import ADAPTER_CONFIG, merge_adapters
+from skyctl.workload.hf.lora import merge_adapters
 from skyctl.workload.hf.lora_options import parse_lora
 from skyctl.workload.layered_model import LayeredModel, make_model
 from skyctl.workload.workload_spec import parse_source

@@ -67,4 +67,8 @@ def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
             f"SHA-256 is {digest[:12]}…, it was {str(spec.init_sha256)[:12]}…",
             hint="launch it again, with weights that stay as they are",
         )
-    return load_workload(spec).model.starting_from(Path(spec.init_from)).stored
+    if source.kind == "hf":  # whose own weights stay below those of adapters
+        model = make_model(source, spec.seed, own_weights=spec.lora is not None)
+    else:
+        model = load_workload(spec).model
+    return model.starting_from(Path(spec.init_from)).stored

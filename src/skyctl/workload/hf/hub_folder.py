@@ -79,7 +79,7 @@ def check_folder(text: str, folder: Path) -> Path:
         WorkloadError: there is neither, or it has no config.json.
     """
     if not folder.is_dir():
-        cached = _cached_model(str(folder))
+        cached = cached_model(str(folder))
         if cached is None and _is_model_name(str(folder)):
             raise WorkloadError(
                 f"{text}: there is no folder {folder}, and the Hub's cache on this machine has no such model",
@@ -101,7 +101,7 @@ def _is_model_name(text: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", text) is not None
 
 
-def _cached_model(name: str) -> Path | None:
+def cached_model(name: str) -> Path | None:
     """The folder where the Hub's own library has put a model; None where it has not, or is not installed."""
     if not _is_model_name(name):
         return None

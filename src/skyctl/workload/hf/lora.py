@@ -21,13 +21,12 @@ from torch import Tensor, nn
 
 from skyctl.checkpoint.node import safetensors
 from skyctl.errors import WorkloadError
+from skyctl.workload.hf.adapter_folder import ADAPTER_WEIGHTS
 from skyctl.workload.hf.lora_options import ALL_LINEAR, suggest_module
 from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.user_code import describe_exception
 
 MIN_PEFT = (0, 18)
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 _FILE_PREFIX = "base_model.model."
 """What stands before the names of the library's model in a folder of ``peft``."""
 _TASKS = {"causal": "CAUSAL_LM", "masked": None, "classes": "SEQ_CLS"}

@@ -22,11 +22,12 @@ class PromptTokenizer:
 
     Args:
         folder: with ``config.json`` and maybe a tokenizer.
+        tokenizer: another folder whose tokenizer counts; None: this one's.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._tokenizer: Any = load_tokenizer(folder) if tokenizer_files(folder) else None
+    def __init__(self, folder: Path, tokenizer: Path | None = None) -> None:
+        self._folder, source = folder, tokenizer or folder
+        self._tokenizer: Any = load_tokenizer(source) if tokenizer_files(source) else None
 
     @property
     def is_chat(self) -> bool:

@@ -48,6 +48,11 @@ class HubSettings:
         """How many token ids the model knows."""
         return int(self.config.vocab_size)
 
+    @property
+    def positions(self) -> int | None:
+        """How many tokens the model takes at once; None: any number."""
+        return int(getattr(self.config, "max_position_embeddings", 0) or 0) or None
+
 
 def import_transformers() -> Any:
     """Imports ``transformers`` and silences its logging.
@@ -93,7 +98,7 @@ def read_settings(folder: Path, context: int, untie: bool) -> HubSettings:
     _check_supported(config, folder)
     if untie:
         config.tie_word_embeddings = False
-    most = int(getattr(config, "max_position_embeddings", 0) or 0)
+    most = HubSettings(config, task, 0).positions
     wanted = context or min(DEFAULT_CONTEXT, most or DEFAULT_CONTEXT)
     if most and wanted > most:
         raise WorkloadError(f"context={wanted} is more than the {most} positions that {folder.name} has")
