@@ -91,10 +91,13 @@ def test_tensorboard_gets_the_same() -> None:
     written.close()
 
 
-def test_tensorboard_hides_steps_that_a_later_process_does_again() -> None:
+def test_tensorboard_hides_steps_that_a_later_process_does_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # Files of one second and process are read by their number as text: 10 would come before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     first = sink(pytest.fail)
     for step in range(3):
         first.step(progress(step))
