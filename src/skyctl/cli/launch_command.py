@@ -230,19 +230,6 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
     def make_plan(
         progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
     ) -> Plan:
-        while True:
-            try:
-                return plan_probed(progress, sessions, request, loaded)
-            except InfeasibleError as exc:
-                smaller = request.with_more_microbatches(loaded)
-                if smaller is None:
-                    raise
-                out.note(f"{exc.message}; measuring {', '.join(map(str, smaller.sweep))} microbatches")
-                request = smaller
-
-    def plan_probed(
-        progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
-    ) -> Plan:
         from skyctl.cli.form_trial import try_forms
         from skyctl.cli.show_plan import show_full_training, show_left_out, show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
@@ -279,7 +266,35 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
         show_link_dtypes(out, plan)
         return plan
 
-    return _train(out, target, target.cluster.nodes, load, make_plan, options, init, named)
+    return _train(
+        out,
+        target,
+        target.cluster.nodes,
+        load,
+        _with_more_microbatches(out, make_plan),
+        options,
+        init,
+        named,
+    )
+
+
+def _with_more_microbatches(out: Output, make_plan: MakePlan) -> MakePlan:
+    """The same; as long as nothing fits, of more and smaller microbatches."""
+
+    def make(
+        progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
+    ) -> Plan:
+        while True:
+            try:
+                return make_plan(progress, sessions, request, loaded)
+            except InfeasibleError as exc:
+                smaller = request.with_more_microbatches(loaded)
+                if smaller is None:
+                    raise
+                out.note(f"{exc.message}; measuring {', '.join(map(str, smaller.sweep))} microbatches")
+                request = smaller
+
+    return make
 
 
 def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
