@@ -96,7 +96,7 @@ class Listener:
 NO_CHECKPOINTS: Any = SimpleNamespace(
     start_replicators=lambda _nodes, *, wait: None,
     replicate=lambda _plan: None,
-    written=lambda _step: None,
+    written=lambda _step, _loss: None,
 )
 PLAN: Any = SimpleNamespace(
     predicted=SimpleNamespace(iteration_s=0.0),
