@@ -35,6 +35,11 @@ RUN = (
     "skyctl plan --problem docs/examples/problem-data.json",
 )
 
+PAGES = {
+    # page → the file that runs all its commands
+    "docs/finetune.md": "tests/docs/test_finetune.py",
+}
+
 MAIN_JOB = ("tests/lab/test_main_job.py", '"compare", WORKLOAD')
 PAPER = ("tests/benchmarks/test_paper.py", '"compare", "--paper"')
 

@@ -72,7 +72,10 @@ def test_commands_in_the_text_have_no_options_that_are_not_there() -> None:
 
 def test_each_is_run_or_says_what_it_needs() -> None:
     known = {*runs.RUN, *runs.ELSEWHERE}
-    missing = [str(command) for command in COMMANDS if command.needs is None and command.text not in known]
+    for page, file in runs.PAGES.items():
+        assert page in (ROOT / file).read_text(encoding="utf-8")
+    unmarked = [one for one in COMMANDS if one.needs is None and one.page not in runs.PAGES]
+    missing = [str(command) for command in unmarked if command.text not in known]
     assert not missing, (
         "neither run (tests/docs/command_runs.py) nor marked (<!-- needs: … -->):\n" + "\n".join(missing)
     )

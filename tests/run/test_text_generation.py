@@ -17,6 +17,7 @@ from skyctl.remote.base import ConnectOptions
 from skyctl.run.text_generation import TextPipeline
 from skyctl.worker.rank_order import Sampling
 from skyctl.workload.hf.adapter_folder import find_adapters
+from skyctl.workload.starting_weights import with_adapters
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -34,7 +35,7 @@ def generated(
         workload = hub_folders.load(folder, "context=4", batch_size=1, dtype=dtype)
     else:
         spec = make_spec(f"hf:{adapters.base},context=4", batch_size=1, dtype=dtype)
-        workload = load_workload(adapters.put_into(spec))
+        workload = load_workload(with_adapters(spec, adapters))
     cuts = (0, 1, workload.layers - 1, workload.layers)
     stages = [
         StageLayers(f"{name}/cpu:0", start, stop)

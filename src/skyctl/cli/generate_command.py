@@ -66,7 +66,9 @@ def generate(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|DIR", help="A run of an hf: workload, hf:DIR, or a folder of peft's adapters.", autocompletion=complete_run
+            metavar="RUN|DIR",
+            help="A run of an hf: workload, hf:DIR, or a folder of peft's adapters.",
+            autocompletion=complete_run,
         ),
     ],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text goes on from.")],
@@ -88,11 +90,12 @@ def generate(
     with _model_to_run(out, model) as (source, adapters), out.progress("generate") as progress:
         progress("loading the model")
         from skyctl.workload.hf.prompt import PromptTokenizer
+        from skyctl.workload.starting_weights import with_adapters
         from skyctl.workload.workload import load_workload
         from skyctl.workload.workload_spec import make_spec
 
         spec = make_spec(source, batch_size=1, dtype=options.dtype)
-        workload = load_workload(spec if adapters is None else adapters.put_into(spec))
+        workload = load_workload(spec if adapters is None else with_adapters(spec, adapters))
         out.notes(workload.notes)
         hub = _checked_model(source, workload)
         tokenizer = PromptTokenizer(hub.folder, adapters.tokenizer if adapters is not None else None)

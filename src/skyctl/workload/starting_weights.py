@@ -13,6 +13,7 @@ from skyctl.errors import WorkloadError
 from skyctl.workload.workload_spec import WorkloadSpec, resolve_source
 
 if TYPE_CHECKING:
+    from skyctl.workload.hf.adapter_folder import AdapterFolder
     from skyctl.workload.stored_weights import StoredWeights
 
 
@@ -29,6 +30,14 @@ def with_frozen_digest(spec: WorkloadSpec) -> WorkloadSpec:
 
     there = weight_files(source.path) is not None
     return replace(spec, frozen_sha256=weights_digest(source.path) if there else NO_WEIGHTS)
+
+
+def with_adapters(spec: WorkloadSpec, adapters: AdapterFolder) -> WorkloadSpec:
+    """The spec of a base model with adapters in it, from their folder."""
+    from skyctl.workload.stored_weights import weights_digest
+
+    digest = weights_digest(adapters.weights)
+    return replace(spec, lora=adapters.lora, init_from=str(adapters.weights), init_sha256=digest)
 
 
 def check_frozen_weights(spec: WorkloadSpec) -> None:

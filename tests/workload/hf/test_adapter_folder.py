@@ -13,7 +13,7 @@ from tests.workload.hf.test_generation import greedy, librarys
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.hf.adapter_folder import find_adapters
-from skyctl.workload.starting_weights import find_stored_weights
+from skyctl.workload.starting_weights import find_stored_weights, with_adapters
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -68,14 +68,14 @@ def test_greedy_tokens_are_those_of_peft(kind: str, config: dict[str, Any], tmp_
     wanted = librarys(peft.PeftModel.from_pretrained(base, str(folder)).eval())
     adapters = find_adapters(str(folder))
     assert adapters is not None
-    found = greedy(load_workload(adapters.put_into(make_spec(f"hf:{adapters.base}", batch_size=1))))
+    found = greedy(load_workload(with_adapters(make_spec(f"hf:{adapters.base}", batch_size=1), adapters)))
     assert found == wanted != without
 
 
 def test_nodes_are_sent_the_base_models_weights_and_the_adapters(tmp_path: Path) -> None:
     adapters = find_adapters(str(adapter_folder(tmp_path)))
     assert adapters is not None
-    workload = load_workload(adapters.put_into(make_spec(f"hf:{adapters.base}", batch_size=1)))
+    workload = load_workload(with_adapters(make_spec(f"hf:{adapters.base}", batch_size=1), adapters))
     stored = find_stored_weights(workload.spec)
     assert stored is not None
     for index, layer in enumerate(workload.build(0, workload.layers)):
@@ -127,8 +127,10 @@ def test_what_cannot_be_used_is_refused(
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = adapter_folder(tmp_path)
-    hub_folders.uncut(hub_folders.write(tmp_path / "other", {**hub_folders.CONFIGS["llama"], "hidden_size": 64}))
+    hub_folders.uncut(
+        hub_folders.write(tmp_path / "other", {**hub_folders.CONFIGS["llama"], "hidden_size": 64})
+    )
     adapters = find_adapters(changed(folder, base_model_name_or_path=str(tmp_path / "other")))
     assert adapters is not None
     with pytest.raises(WorkloadError, match="does not fit hf:other"):
-        load_workload(adapters.put_into(make_spec(f"hf:{adapters.base}", batch_size=1)))
+        load_workload(with_adapters(make_spec(f"hf:{adapters.base}", batch_size=1), adapters))

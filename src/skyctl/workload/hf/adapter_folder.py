@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from skyctl.errors import WorkloadError
 from skyctl.workload.hf import hub_folder
 from skyctl.workload.hf.lora_options import LORA_DEFAULTS, check_lora
 from skyctl.workload.user_code import read_file
-from skyctl.workload.workload_spec import WorkloadSpec
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -22,7 +21,7 @@ _NO_MATTER = (
     *("peft_version", "task_type"),
     *("eva_config", "megatron_core", "qalora_group_size"),  # of first values, or of what is switched off
 )
-"""Keys of the config that change nothing about what stored adapters compute, or are looked at by themselves."""
+"""Keys of the config that change nothing about what stored adapters compute, or are looked at alone."""
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """The ``init_lora_weights`` that leave the base model's weights as they are."""
 _MERGE = "merge it with peft, PeftModel.merge_and_unload(), and generate with the folder that it saves"
@@ -47,13 +46,6 @@ class AdapterFolder:
     def tokenizer(self) -> Path:
         """The folder whose tokenizer counts: this one where it has one, else the base model's."""
         return self.folder if hub_folder.tokenizer_files(self.folder) else self.base
-
-    def put_into(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """The spec of the base model with these adapters in it."""
-        from skyctl.workload.stored_weights import weights_digest  # late: it needs torch
-
-        digest = weights_digest(self.weights)
-        return replace(spec, lora=self.lora, init_from=str(self.weights), init_sha256=digest)
 
 
 def find_adapters(text: str) -> AdapterFolder | None:
