@@ -90,6 +90,7 @@ _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _MMAP_BYTES = 32 << 20  # the most that glibc takes
+_LARGE_BYTES = 256 << 10
 _TRIM_BYTES = 1 << 30
 
 
@@ -102,6 +103,16 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _TRIM_BYTES))
+
+
+def give_back_large_blocks() -> None:
+    """From now on large blocks go back to the kernel as they are freed, where the C library can.
+
+    Kept, they leave gaps between the small ones that live on: several times what a stage holds that
+    recomputes its layers one by one.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def share_one_heap() -> None:

@@ -122,7 +122,7 @@ def _total_shortage(model: CostModel) -> None:
         raise InfeasibleError(
             f"the model needs at least {human_bytes(need)}, {few} devices together have {human_bytes(have)}: "
             f"{human_bytes(need - have)} short ({_room_words(model)})",
-            hint="; or ".join(hint for hint in (_enough(model), "smaller microbatches, or more devices") if hint),
+            hint="; or ".join(filter(None, (_enough(model), "smaller microbatches, or more devices"))),
         )
 
 
@@ -134,7 +134,9 @@ def _room_words(model: CostModel) -> str:
         device, room = model.problem.devices[d], max(0.0, model.available_bytes[d])
         whole = f" of its {human_bytes(device.memory_bytes)}" if device.memory_bytes is not None else ""
         words.append(f"{device.id} has {human_bytes(room)}{whole} for layers")
-    return ", ".join(words) + (f", {model.devices - MOST_NAMED} have no more" if model.devices > MOST_NAMED else "")
+    if model.devices > MOST_NAMED:
+        words.append(f"{model.devices - MOST_NAMED} others have no more")
+    return ", ".join(words)
 
 
 def _other_schedule(model: CostModel) -> str | None:

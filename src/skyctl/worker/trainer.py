@@ -13,6 +13,7 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
 from skyctl.checkpoint.node.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
+from skyctl.device.process_memory import give_back_large_blocks
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.worker.batches.batch_sketch import sketch_layers
 from skyctl.worker.batches.rank_batches import RankBatches
@@ -164,6 +165,8 @@ class Trainer:
 
     def _build_stage(self) -> PipelineStage:
         is_last, recompute = self._order.is_last, self._order.recompute
+        if recompute:
+            give_back_large_blocks()
         return PipelineStage(
             self._workload.build(self._start, self._stop, self._device),
             input_specs=self._boundary(self._start),

@@ -404,8 +404,7 @@ def write_layer_weights(stored: StoredWeights, layers: Sequence[int], path: Path
                 if place is None:
                     pieces.append(path.with_name(f"{path.name}.{name}"))
                     safetensors.save(pieces[-1], {name: values[own]})
-                    place = pieces[-1], name
-                sources[name] = place
+                sources[name] = place or (pieces[-1], name)
         safetensors.gather(sources, path)
     finally:
         for piece in pieces:
