@@ -90,7 +90,7 @@ _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _MMAP_BYTES = 32 << 20  # the most that glibc takes
-_LARGE_BYTES = 256 << 10
+_LARGE_BYTES = 1 << 20  # smaller ones cost more time, as page faults, than they hold
 _TRIM_BYTES = 1 << 30
 
 
