@@ -27,7 +27,7 @@ def options(command: Any) -> list[Any]:
 
 def shown(text: str) -> set[str]:
     """The long names of options that stand at the beginning of a line."""
-    return set(re.findall(r"^│ (--[a-z-]+) ", text, re.MULTILINE))
+    return set(re.findall(r"^│ (--[a-z-]+)[ ,]", text, re.MULTILINE))
 
 
 @pytest.fixture(autouse=True)

@@ -48,12 +48,12 @@ def watch(
     watcher = RunWatcher(observed)
     server = RunPageServer(lambda: render_run(watcher.figures()), port)
     with server.serving():
-        out.note(f"run {name}; Ctrl-C ends the page, not the run")
-        out.line(server.url)
-        out.json({"run_id": name, "url": server.url})
-        if not no_open and is_interactive():
-            _open_browser(server.url)
         try:
+            out.note(f"run {name}; Ctrl-C ends the page, not the run")
+            out.line(server.url)
+            out.json({"run_id": name, "url": server.url})
+            if not no_open and is_interactive():
+                _open_browser(server.url)
             ended = _serve(out, server, name)
         except KeyboardInterrupt as exc:
             exc.add_note(f"run {name} is left as it is")
