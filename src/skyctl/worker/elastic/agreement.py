@@ -1,0 +1,455 @@
+"""How ranks agree on which of them make steps together, and on whether a step's sum takes effect.
+
+**Commit.** A rank that has the whole sum of a step votes for it at the arbiter, the generation's first
+member. With the votes of all members, and one digest, the arbiter says so to all, and each applies it.
+
+**Change.** Once ranks don't reach each other, those that would be left agree on the next generation: its
+members, and whether the step under way is applied (all of them have its sum) or its sum is made again. That
+is one round of Paxos (Lamport, *Paxos Made Simple*, 2001), in which the members of the generation before are
+the acceptors. So of two halves only one can go on, and where an update was applied before somebody left, all
+others apply it, too: it had everybody's vote. A rank that has promised to leave a generation votes and commits
+no more in it. With an even number of members a *witness* is one acceptor more: it decides between two halves.
+
+``Agreement`` does no I/O and knows no clock. It is told what has come (``handle``), whom this rank has heard
+from (``hear``) and whom it has lost (``lose``); what is to be sent lies in ``outbox``. A rank that ends is
+lost for good: what acceptors know need not survive their processes. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from skyctl.worker.elastic.generation import (
+    Accept,
+    Accepted,
+    Ballot,
+    Chosen,
+    Commit,
+    Generation,
+    MemberMessage,
+    Prepare,
+    Promise,
+    Refused,
+    Trouble,
+    Vote,
+)
+from skyctl.worker.elastic.microbatch_shares import (
+    deal,
+    even_shares,
+    hand_out,
+    numbers_in,
+    ranges_of,
+)
+from skyctl.worker.rank_order import IndexRange
+
+WITNESS = -1
+"""Stands for the witness among the ranks that messages go to and come from."""
+NO_BALLOT: Ballot = (0, 0)
+Edge = tuple[int, int]
+
+
+class Acceptor:
+    """What one acceptor has promised and accepted, for the generation that follows number ``number``."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.promised: Ballot = NO_BALLOT
+        self.accepted: tuple[Ballot, Generation] | None = None
+
+    def prepare(self, number: int, ballot: Ballot) -> bool:
+        """Whether it promises to accept nothing of a lower ballot any more."""
+        self._move_to(number)
+        if number < self.number or ballot <= self.promised:
+            return False
+        self.promised = ballot
+        return True
+
+    def accept(self, number: int, ballot: Ballot, generation: Generation) -> bool:
+        """Whether it accepts the proposal."""
+        self._move_to(number)
+        if number < self.number or ballot < self.promised:
+            return False
+        self.promised, self.accepted = ballot, (ballot, generation)
+        return True
+
+    def has_promised(self, number: int) -> bool:
+        """Whether it has promised anything for that number."""
+        return self.number == number and self.promised > NO_BALLOT
+
+    def promise(self, number: int, ballot: Ballot) -> Promise:
+        """The answer to a candidate that it has promised to."""
+        if self.accepted is None:
+            return Promise(number, ballot)
+        return Promise(number, ballot, self.accepted[1], self.accepted[0])
+
+    def _move_to(self, number: int) -> None:
+        if number > self.number:
+            self.number, self.promised, self.accepted = number, NO_BALLOT, None
+
+
+@dataclass(frozen=True)
+class OwnWork:
+    """How far a rank is with the step it is at. The fields: as of ``Promise``."""
+
+    left: int
+    pace_s: float | None
+
+
+@dataclass
+class _Round:
+    """One attempt of a candidate to have a generation chosen."""
+
+    ballot: Ballot
+    live: frozenset[int]
+    asks_witness: bool
+    promises: dict[int, Promise] = field(default_factory=dict)
+    proposed: Generation | None = None
+    accepted: set[int] = field(default_factory=set)
+
+    @property
+    def voters(self) -> frozenset[int]:
+        """Whose answers are waited for."""
+        return self.live | {WITNESS} if self.asks_witness else self.live
+
+
+class Agreement:
+    """One rank's part.
+
+    Attributes:
+        generation: the newest that is known to be chosen.
+        committed: the last step whose sum takes effect; one before the first: none has.
+        held: the microbatches of the step after it that this rank makes.
+        outbox: (rank, message) to be sent, in order.
+        drifted: ranks whose sums of a step differ from the arbiter's; then nothing is committed any more.
+        is_cut_off: this rank and those that it reaches may not go on, as the others may.
+        is_left_out: the others go on without this rank.
+
+    Args:
+        rank: this one's number.
+        generation: the first one.
+        microbatches: of a step.
+        own_work: what this rank has of the step it is at.
+        has_witness: whether there is one.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        generation: Generation,
+        microbatches: int,
+        own_work: Callable[[], OwnWork],
+        *,
+        has_witness: bool = False,
+    ) -> None:
+        self.rank, self.generation = rank, generation
+        self._microbatches, self._own_work, self._has_witness = microbatches, own_work, has_witness
+        self.committed = generation.step - 1
+        self.held = numbers_in([generation.shares[rank]])
+        self._digest: str | None = None
+        self.outbox: deque[tuple[int, MemberMessage]] = deque()
+        self.drifted: tuple[int, ...] = ()
+        self.is_cut_off = self.is_left_out = False
+        self._acceptor = Acceptor()
+        self._lost: set[int] = set()
+        self._edges: set[Edge] = set()
+        self._in_trouble = False
+        self._unsettled: set[int] = set()
+        self._asked: tuple[int, Prepare] | None = None
+        self._round: _Round | None = None
+        self._rounds_begun = 0
+        self._votes: dict[int, Vote] = {}
+        self._early: list[tuple[int, MemberMessage]] = []
+
+    # --- what this rank does
+
+    @property
+    def may_vote(self) -> bool:
+        """Whether sums of this generation can still take effect."""
+        return not (self._acceptor.has_promised(self.generation.number) or self.is_left_out)
+
+    @property
+    def step(self) -> int:
+        """The step whose sum is the next to take effect."""
+        return self.committed + 1
+
+    def vote(self, digest: str) -> None:
+        """This rank has the whole sum of its step."""
+        if not self.may_vote:
+            return
+        self._digest = digest
+        self._send(self.generation.arbiter, Vote(self.generation.number, self.step, digest))
+
+    def fail(self, number: int) -> None:
+        """The sum in generation ``number`` can't end, for a reason other than a rank that is lost."""
+        if number == self.generation.number:
+            self._worry(())
+
+    # --- what this rank hears
+
+    def hear(self, rank: int) -> None:
+        """A sign of life has come from that rank."""
+        self._unsettled.discard(rank)
+        self._consider()
+
+    def lose(self, rank: int) -> None:
+        """This rank does not reach that one any more, for good."""
+        if rank in self._lost:
+            return
+        self._lost.add(rank)
+        self._unsettled.discard(rank)
+        if rank in self.generation.members:
+            self._worry([_edge(self.rank, rank)])
+
+    def handle(self, sender: int, message: MemberMessage) -> None:
+        """Takes in a message; what does not belong to this generation is answered, kept or dropped."""
+        if sender in self._lost:
+            return
+        if isinstance(message, Prepare) and message.number > self.generation.number:
+            self._enter(message.base)
+        if message.number > self.generation.number:
+            self._early.append((sender, message))
+            return
+        if message.number < self.generation.number:
+            if isinstance(message, Trouble | Prepare):
+                self._send(sender, Chosen(self.generation))
+            return
+        if isinstance(message, Vote):
+            self._count(sender, message)
+        elif isinstance(message, Commit):
+            if sender == self.generation.arbiter and self.may_vote:
+                self._commit(message.step)
+        elif isinstance(message, Trouble):
+            self._worry(message.edges)
+        elif isinstance(message, Prepare):
+            if self._asked is None or message.ballot > self._asked[1].ballot:
+                self._asked = sender, message
+            self._worry(message.edges)
+        elif isinstance(message, Promise):
+            self._take_promise(sender, message)
+        elif isinstance(message, Accept):
+            if self._acceptor.accept(message.number, message.ballot, message.generation):
+                self._send(sender, Accepted(message.number, message.ballot))
+            else:
+                self._send(sender, Refused(message.number, self._acceptor.promised))
+        elif isinstance(message, Accepted):
+            self._take_accepted(sender, message)
+        elif isinstance(message, Refused):
+            if self._round is not None and message.promised > self._round.ballot:
+                self._rounds_begun = max(self._rounds_begun, message.promised[0])
+                self._round = None
+                self._consider()
+        else:
+            self._enter(message.generation)
+
+    # --- votes
+
+    def _count(self, sender: int, vote: Vote) -> None:
+        """As the arbiter: with everybody's vote the step is committed."""
+        members = self.generation.members
+        if self.rank != self.generation.arbiter or sender not in members or not self.may_vote:
+            return
+        self._votes[sender] = vote
+        votes = [self._votes.get(member) for member in members]
+        if any(other is None or other.step != vote.step for other in votes):
+            return
+        own = self._votes[self.rank]
+        self.drifted = tuple(rank for rank in members if self._votes[rank].digest != own.digest)
+        if not self.drifted:
+            for member in members:
+                self._send(member, Commit(self.generation.number, vote.step))
+
+    def _commit(self, step: int) -> None:
+        if step > self.committed:
+            self.committed, self._digest = step, None
+            self.held = numbers_in([self.generation.shares[self.rank]])
+
+    # --- the next generation
+
+    def _worry(self, edges: Iterable[Edge]) -> None:
+        """The generation must be followed by another; says so to all that don't know all of it."""
+        members = set(self.generation.members)
+        new = {edge for edge in edges if members.issuperset(edge)} - self._edges
+        if new or not self._in_trouble:
+            self._in_trouble = True
+            self._edges |= new
+            accused = {rank for edge in new for rank in edge}
+            self._unsettled |= accused - self._lost - {self.rank}
+            trouble = Trouble(self.generation.number, tuple(sorted(self._edges)))
+            for member in sorted(members - self._lost - {self.rank}):
+                self._send(member, trouble)
+        self._consider()
+
+    def _live(self) -> frozenset[int]:
+        """The members that would be left: as few as can be leave, so that all others reach each other.
+
+        Where this rank reaches none of them, it goes by those that it does reach.
+        """
+        members = set(self.generation.members)
+        live = self._without_edges(members)
+        return live if self.rank in live or live - self._lost else self._without_edges(members - self._lost)
+
+    def _without_edges(self, ranks: set[int]) -> frozenset[int]:
+        """Those ranks without the ones that most edges end at; of equals the higher rank goes first."""
+        live = set(ranks)
+        edges = {edge for edge in self._edges if ranks.issuperset(edge)}
+        while edges:
+            count = {rank: sum(rank in edge for edge in edges) for rank in live}
+            worst = max(live, key=lambda rank: (count[rank], rank))
+            live.remove(worst)
+            edges = {edge for edge in edges if worst not in edge}
+        return frozenset(live)
+
+    def _consider(self) -> None:
+        """Answers a candidate, or is one, once it is known of every accused rank whether it is there."""
+        if not self._in_trouble or self._unsettled or self.is_left_out:
+            return
+        self._answer()
+        live = self._live()
+        if self.rank not in live or self.rank != min(live):
+            return
+        if self._round is not None and self._round.live == live:
+            return
+        members = len(self.generation.members)
+        asks_witness = self._has_witness and 2 * len(live) == members
+        self.is_cut_off = 2 * len(live) <= members and not asks_witness
+        if self.is_cut_off:
+            return
+        self._begin_round(live, asks_witness=asks_witness)
+
+    def _begin_round(self, live: frozenset[int], *, asks_witness: bool) -> None:
+        self._rounds_begun = max(self._rounds_begun, self._acceptor.promised[0]) + 1
+        ballot = (self._rounds_begun, self.rank)
+        self._round = _Round(ballot, live, asks_witness)
+        prepare = Prepare(self.generation, ballot, tuple(sorted(self._edges)))
+        for voter in sorted(self._round.voters):
+            self._send(voter, prepare)
+
+    def _answer(self) -> None:
+        if self._asked is None:
+            return
+        (sender, prepare), self._asked = self._asked, None
+        number, ballot = prepare.number, prepare.ballot
+        if not self._acceptor.prepare(number, ballot):
+            self._send(sender, Refused(number, self._acceptor.promised))
+            return
+        work = self._own_work()
+        promise = replace(
+            self._acceptor.promise(number, ballot),
+            step=self.step,
+            digest=self._digest,
+            held=ranges_of(self.held),
+            left=work.left,
+            pace_s=work.pace_s,
+            edges=tuple(sorted(self._edges)),
+        )
+        self._send(sender, promise)
+
+    def _take_promise(self, sender: int, promise: Promise) -> None:
+        self._worry(promise.edges)
+        attempt = self._round
+        if attempt is None or promise.ballot != attempt.ballot or sender not in attempt.voters:
+            return
+        attempt.promises[sender] = promise
+        if attempt.proposed is None and attempt.promises.keys() == attempt.voters:
+            attempt.proposed = self._proposal(attempt)
+            accept = Accept(self.generation.number, attempt.ballot, attempt.proposed)
+            for voter in sorted(attempt.voters):
+                self._send(voter, accept)
+
+    def _proposal(self, attempt: _Round) -> Generation:
+        """What was accepted already, by the highest ballot; else what follows from the promises."""
+        accepted = [
+            (promise.accepted_ballot, promise.accepted)
+            for promise in attempt.promises.values()
+            if promise.accepted is not None and promise.accepted_ballot is not None
+        ]
+        if accepted:
+            return max(accepted, key=lambda pair: pair[0])[1]
+        promises = {rank: p for rank, p in attempt.promises.items() if rank != WITNESS}
+        return next_generation(self.generation, promises, self._microbatches)
+
+    def _take_accepted(self, sender: int, accepted: Accepted) -> None:
+        attempt = self._round
+        if attempt is None or attempt.proposed is None or accepted.ballot != attempt.ballot:
+            return
+        attempt.accepted.add(sender)
+        if attempt.accepted >= attempt.voters:
+            chosen = Chosen(attempt.proposed)
+            for member in sorted(attempt.live - {self.rank}):
+                self._send(member, chosen)
+            self._enter(attempt.proposed)
+
+    def _enter(self, generation: Generation) -> None:
+        """The generation is chosen."""
+        if generation.number <= self.generation.number:
+            return
+        left_out = set(self.generation.members) - set(generation.members) - self._lost
+        share_before = self.generation.shares[self.rank]
+        self.generation = generation
+        self._round, self._asked, self._votes = None, None, {}
+        self._edges, self._unsettled, self._in_trouble, self.is_cut_off = set(), set(), False, False
+        if self.rank not in generation.members:
+            self.is_left_out = True
+            return
+        for rank in sorted(left_out):
+            self._send(rank, Chosen(generation))
+        self._digest = None
+        if generation.is_applied:
+            self.committed = generation.step
+            self.held = numbers_in([generation.shares[self.rank]])
+        else:
+            if self.committed < generation.step - 1:
+                self.committed = generation.step - 1
+                self.held = numbers_in([share_before])
+            self.held |= numbers_in(generation.extra.get(self.rank, ()))
+        early, self._early = self._early, []
+        for sender, message in early:
+            self.handle(sender, message)
+        if gone := [rank for rank in self.generation.members if rank in self._lost]:
+            self._worry([_edge(self.rank, rank) for rank in gone])
+
+    def _send(self, rank: int, message: MemberMessage) -> None:
+        """A message to itself is taken in at once, behind what is being taken in."""
+        self.outbox.append((rank, message))
+
+
+def next_generation(base: Generation, promises: dict[int, Promise], microbatches: int) -> Generation:
+    """The generation of those that have promised, with what each has said of itself.
+
+    Those who have left made some of the step's microbatches; where its sum is to be made again, these go to
+    whoever has least left to do.
+
+    Args:
+        promises: by rank; none of a witness.
+        microbatches: of a step.
+    """
+    members = tuple(sorted(promises))
+    step = max(_step_of(promises[rank]) for rank in members)
+    digests = {p.digest if _step_of(p) == step else None for p in promises.values()}
+    is_applied = len(digests) == 1 and None not in digests
+    known = sorted(p.pace_s for p in promises.values() if p.pace_s is not None)
+    usual_s = known[len(known) // 2] if known else 1.0
+    paces = {rank: usual_s if (pace := promises[rank].pace_s) is None else pace for rank in members}
+    extra: dict[int, tuple[IndexRange, ...]] = {}
+    if not is_applied:
+        held, busy_s = set[int](), dict[int, float]()
+        for rank, promise in promises.items():
+            is_there = _step_of(promise) == step
+            own = numbers_in(promise.held if is_there else [base.shares[rank]])
+            held |= own
+            busy_s[rank] = (promise.left if is_there else len(own)) * paces[rank]
+        missing = sorted(set(range(microbatches)) - held)
+        extra = hand_out(missing, deal(len(missing), paces, busy_s))
+    return Generation(
+        base.number + 1, members, even_shares(microbatches, paces), step, is_applied, extra
+    )
+
+
+def _step_of(promise: Promise) -> int:
+    return 0 if promise.step is None else promise.step
+
+
+def _edge(one: int, other: int) -> Edge:
+    return (min(one, other), max(one, other))

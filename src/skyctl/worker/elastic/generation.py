@@ -1,0 +1,172 @@
+"""The ranks that make steps together, and the messages by which they agree on who that is.
+
+Each change makes a new *generation*: its members, and who makes which microbatches. A message carries the
+number of the generation that it belongs to. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from skyctl.agent.message_fields import Index, Matches, MaxLength, Seconds
+from skyctl.worker.rank_order import IndexRange, Ranks
+
+Ballot = tuple[Index, Index]
+"""Of a proposal: its round, and the rank that makes it. Higher ones win."""
+Edges = Annotated[tuple[tuple[Index, Index], ...], MaxLength(10_000)]
+"""Pairs of ranks that don't reach each other, the lower one first."""
+Ranges = Annotated[tuple[IndexRange, ...], MaxLength(10_000)]
+"""Microbatches of a step, by their numbers."""
+Digest = Annotated[str, Matches("[0-9a-f]{32}")]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Who makes steps together.
+
+    Attributes:
+        number: generations are numbered from 0.
+        members: the ranks, in order. The first one, the *arbiter*, counts votes.
+        shares: by member, its microbatches [first, stop) of every step after ``step``.
+        step: the step that was under way when it was agreed on.
+        is_applied: every member has that step's whole sum, and applies it; False: the sum is made again.
+        extra: by member, microbatches of ``step`` that it makes beside those that it has, as somebody left.
+    """
+
+    number: Index
+    members: Ranks
+    shares: Mapping[int, IndexRange]
+    step: Index = 0
+    is_applied: bool = False
+    extra: Mapping[int, Ranges] = field(default_factory=dict)
+
+    @property
+    def arbiter(self) -> int:
+        """The rank that counts votes."""
+        return self.members[0]
+
+
+@dataclass(frozen=True)
+class Vote:
+    """To the arbiter: this rank has the whole sum of that step. ``digest``: of the sum's bytes."""
+
+    kind: ClassVar[str] = "vote"
+    number: Index
+    step: Index
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Commit:
+    """From the arbiter: all members have the same sum of that step, so it is applied."""
+
+    kind: ClassVar[str] = "commit"
+    number: Index
+    step: Index
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The sum of a step can't end as it is. ``edges``: who does not reach whom, as far as is known."""
+
+    kind: ClassVar[str] = "trouble"
+    number: Index
+    edges: Edges = ()
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A candidate asks for what is known, and that nobody votes in ``base`` any more."""
+
+    kind: ClassVar[str] = "prepare"
+    base: Generation
+    ballot: Ballot
+    edges: Edges = ()
+
+    @property
+    def number(self) -> int:
+        """Of the generation that is to be followed by another."""
+        return self.base.number
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The answer to ``Prepare``.
+
+    Attributes:
+        accepted: the proposal that this rank has accepted already, and its ballot; None: none.
+        step: that it is at; None: a witness, which makes no steps.
+        digest: of the step's whole sum, if it has that.
+        held: the step's microbatches that are its own.
+        left: how many of these it has still to make.
+        pace_s: seconds that it takes for one.
+    """
+
+    kind: ClassVar[str] = "promise"
+    number: Index
+    ballot: Ballot
+    accepted: Generation | None = None
+    accepted_ballot: Ballot | None = None
+    step: Index | None = None
+    digest: Digest | None = None
+    held: Ranges = ()
+    left: Index = 0
+    pace_s: Seconds | None = None
+    edges: Edges = ()
+
+
+@dataclass(frozen=True)
+class Accept:
+    """A candidate proposes the generation that follows number ``number``."""
+
+    kind: ClassVar[str] = "accept"
+    number: Index
+    ballot: Ballot
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The answer to ``Accept``."""
+
+    kind: ClassVar[str] = "accepted"
+    number: Index
+    ballot: Ballot
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The answer to ``Prepare`` and ``Accept`` of a ballot that is too low. ``promised``: to which one."""
+
+    kind: ClassVar[str] = "refused"
+    number: Index
+    promised: Ballot
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The generation is agreed on: it follows number ``number``."""
+
+    kind: ClassVar[str] = "chosen"
+    generation: Generation
+
+    @property
+    def number(self) -> int:
+        """Of the generation that it follows."""
+        return self.generation.number - 1
+
+
+MemberMessage = Vote | Commit | Trouble | Prepare | Promise | Accept | Accepted | Refused | Chosen
+MEMBER_MESSAGES: tuple[type[MemberMessage], ...] = (
+    Vote,
+    Commit,
+    Trouble,
+    Prepare,
+    Promise,
+    Accept,
+    Accepted,
+    Refused,
+    Chosen,
+)

@@ -1,0 +1,204 @@
+"""Members that agree over simulated lines: what comes when is drawn at random, and so is who dies."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from skyctl.worker.elastic.agreement import WITNESS, Acceptor, Agreement, OwnWork
+from skyctl.worker.elastic.generation import (
+    Accept,
+    Accepted,
+    Generation,
+    MemberMessage,
+    Prepare,
+    Refused,
+)
+from skyctl.worker.elastic.microbatch_shares import even_shares
+
+SumId = tuple[int, int]
+"""Step and generation in which a sum was made."""
+
+
+@dataclass
+class Member:
+    """A rank: computes, sums and applies."""
+
+    agreement: Agreement
+    step: int = 0
+    generation: int = 0
+    is_computed: bool = False
+    has_sum: bool = False
+    applied: dict[int, SumId] = field(default_factory=dict)
+
+
+class Simulation:
+    """``members`` ranks that make steps until ``run`` ends; one event at a time, in an order drawn by seed."""
+
+    def __init__(self, seed: int, members: int, microbatches: int = 8, *, has_witness: bool = False) -> None:
+        self.draw = random.Random(seed)
+        self.microbatches = microbatches
+        shares = even_shares(microbatches, dict.fromkeys(range(members), 1.0))
+        first = Generation(0, tuple(range(members)), shares)
+        self.members = {
+            rank: Member(
+                Agreement(
+                    rank, first, microbatches, lambda rank=rank: self._work(rank), has_witness=has_witness
+                )
+            )
+            for rank in range(members)
+        }
+        self.witness = Acceptor()
+        self.dead: set[int] = set()
+        self.cut: set[frozenset[int]] = set()
+        self.noticed: set[tuple[int, int]] = set()
+        self.lines: dict[tuple[int, int], deque[MemberMessage]] = defaultdict(deque)
+        self.contributions: dict[SumId, dict[int, set[int]]] = defaultdict(dict)
+        self.sums: dict[int, SumId] = {}
+
+    def kill(self, rank: int) -> None:
+        self.dead.add(rank)
+
+    def cut_line(self, one: int, other: int) -> None:
+        self.cut.add(frozenset((one, other)))
+
+    def isolate(self, ranks: set[int]) -> None:
+        for rank in ranks:
+            for other in set(self.members) - ranks:
+                self.cut_line(rank, other)
+
+    def alive(self) -> list[int]:
+        return [rank for rank in self.members if rank not in self.dead]
+
+    def run(self, events: int) -> None:
+        for _ in range(events):
+            choices = self._choices()
+            if not choices:
+                return
+            self.draw.choice(choices)()
+
+    def least_applied(self, ranks: list[int]) -> int:
+        return min(len(self.members[rank].applied) for rank in ranks)
+
+    # --- what may happen next
+
+    def _choices(self) -> list:
+        choices = []
+        for line, queue in self.lines.items():
+            if queue and line[1] not in self.dead and not self._is_cut(line):
+                choices.append(lambda line=line: self._deliver(line))
+        for rank in self.alive():
+            for other in self.members:
+                gone = other in self.dead or frozenset((rank, other)) in self.cut
+                if gone and (rank, other) not in self.noticed and other != rank:
+                    if not self.lines[(other, rank)] or self._is_cut((other, rank)):
+                        choices.append(lambda rank=rank, other=other: self._notice(rank, other))
+            choices += self._work_choices(rank)
+        if not choices or self.draw.random() < 0.1:
+            choices.append(self._beat)
+        return choices
+
+    def _beat(self) -> None:
+        """Everybody hears from everybody that it reaches."""
+        for rank in self.alive():
+            for other in self.alive():
+                if other != rank and (rank, other) not in self.noticed and not self._is_cut((other, rank)):
+                    self.members[rank].agreement.hear(other)
+            self._flush(rank)
+
+    def _work_choices(self, rank: int) -> list:
+        member = self.members[rank]
+        agreement = member.agreement
+        if agreement.is_left_out or agreement.drifted:
+            return []
+        if agreement.committed >= member.step or agreement.generation.number != member.generation:
+            return [lambda: self._follow(rank)]
+        if not member.is_computed:
+            return [lambda: self._compute(rank)]
+        if not member.has_sum and self._sum_is_there(member):
+            return [lambda: self._sum(rank)]
+        return []
+
+    def _compute(self, rank: int) -> None:
+        member = self.members[rank]
+        member.is_computed = True
+        key = member.step, member.generation
+        self.contributions[key][rank] = set(member.agreement.held)
+
+    def _sum_is_there(self, member: Member) -> bool:
+        key = member.step, member.generation
+        generation = member.agreement.generation
+        return set(generation.members) <= set(self.contributions[key])
+
+    def _sum(self, rank: int) -> None:
+        member = self.members[rank]
+        member.has_sum = True
+        key = member.step, member.generation
+        parts = [self.contributions[key][other] for other in member.agreement.generation.members]
+        assert sorted(n for part in parts for n in part) == list(range(self.microbatches)), (key, parts)
+        member.agreement.vote(f"{key[0]:016x}{key[1]:016x}")
+        self._flush(rank)
+
+    def _follow(self, rank: int) -> None:
+        """Applies what is committed, or begins the step's sum again."""
+        member = self.members[rank]
+        agreement = member.agreement
+        if agreement.committed >= member.step:
+            assert member.has_sum, "applies what it has not"
+            key = member.step, member.generation
+            assert self.sums.setdefault(member.step, key) == key, "two sums of one step took effect"
+            member.applied[member.step] = key
+            member.step += 1
+        member.generation = agreement.generation.number
+        member.is_computed = member.has_sum = False
+
+    def _work(self, rank: int) -> OwnWork:
+        member = self.members[rank]
+        left = 0 if member.is_computed else len(member.agreement.held)
+        return OwnWork(left, 1.0 + rank)
+
+    # --- lines
+
+    def _is_cut(self, line: tuple[int, int]) -> bool:
+        return frozenset(line) in self.cut
+
+    def _notice(self, rank: int, other: int) -> None:
+        self.noticed.add((rank, other))
+        self.members[rank].agreement.lose(other)
+        self._flush(rank)
+
+    def _deliver(self, line: tuple[int, int]) -> None:
+        sender, rank = line
+        message = self.lines[line].popleft()
+        if rank == WITNESS:
+            self._ask_witness(sender, message)
+            return
+        agreement = self.members[rank].agreement
+        if sender != WITNESS:
+            agreement.hear(sender)
+        agreement.handle(sender, message)
+        self._flush(rank)
+
+    def _ask_witness(self, sender: int, message: MemberMessage) -> None:
+        if isinstance(message, Prepare):
+            if self.witness.prepare(message.number, message.ballot):
+                answer = self.witness.promise(message.number, message.ballot)
+            else:
+                answer = Refused(message.number, self.witness.promised)
+        else:
+            assert isinstance(message, Accept)
+            if self.witness.accept(message.number, message.ballot, message.generation):
+                answer = Accepted(message.number, message.ballot)
+            else:
+                answer = Refused(message.number, self.witness.promised)
+        self.lines[(WITNESS, sender)].append(answer)
+
+    def _flush(self, rank: int) -> None:
+        agreement = self.members[rank].agreement
+        while agreement.outbox:
+            to, message = agreement.outbox.popleft()
+            if to == rank:
+                agreement.handle(rank, message)
+            elif to not in self.dead:
+                self.lines[(rank, to)].append(message)
