@@ -21,6 +21,7 @@ from skyctl.transport.handshake import (
     AuthenticatedSocket,
     AuthenticatingListener,
     AuthenticationError,
+    Caller,
     connect_authenticated,
     open_listener,
     recv_exactly,
@@ -31,6 +32,7 @@ from ..helpers.processes import until
 NOTHING = bytes(64)
 StartListener = Callable[..., "ListenerThread"]
 SECRET = "a secret of this test"
+CALLER = Caller(SECRET, "test")
 HERE = "127.0.0.1"
 
 
@@ -74,7 +76,7 @@ class ListenerThread:
 
 def hello(nonce: bytes = bytes(NONCE_BYTES)) -> bytes:
     """A right one: only who knows the secret can make it."""
-    return MAGIC + nonce + handshake._make_proof(SECRET, "test", "hello", nonce)
+    return MAGIC + nonce + handshake._make_proof(CALLER, "hello", nonce)
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_a_crowd_between_hello_and_proof_keeps_nobody_out(door: StartListener) -
                 listener.unauthenticated() for _ in range(MAX_STRANGERS_PER_ADDRESS + MAX_LOGGED_REFUSALS + 9)
             ]
             until(lambda: len(listener.log) == MAX_LOGGED_REFUSALS)
-            sock.sendall(handshake._make_proof(SECRET, "test", "connector", mine + answer[:NONCE_BYTES]))
+            sock.sendall(handshake._make_proof(CALLER, "connector", mine + answer[:NONCE_BYTES]))
             assert recv_exactly(sock, 1) == b"\1"
             assert isinstance(listener.result(), AuthenticatedSocket)
             assert len(listener.gate._pending) <= MAX_STRANGERS_PER_ADDRESS

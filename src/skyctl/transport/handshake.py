@@ -29,7 +29,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -60,11 +60,65 @@ class AuthenticationError(ConnectionError):
 
 
 @dataclass(frozen=True)
+class Caller:
+    """Who is let in: one that knows the secret, and comes for that purpose."""
+
+    secret: str = field(repr=False)
+    purpose: str
+
+
+@dataclass(frozen=True)
 class AuthenticatedSocket:
-    """A connection whose other end knows the secret. ``key``: known to these two alone, fresh each time."""
+    """A connection whose other end knows the secret.
+
+    Attributes:
+        key: known to these two alone, fresh each time.
+        caller: of those that a listener expects, the number of the one that came.
+    """
 
     sock: socket.socket
     key: bytes = field(repr=False)
+    caller: int = 0
+
+
+class ConnectionAttempt:
+    """A connection that is being set up, for another thread to end. It may fail before ``end`` returns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self.is_ended = False
+
+    def watch(self, sock: socket.socket) -> None:
+        """From now on ``end`` ends what blocks on that socket, even after TLS has taken it over.
+
+        Raises:
+            ConnectionAbortedError: it has ended already.
+        """
+        with self._lock:
+            self._forget()
+            if self.is_ended:
+                raise ConnectionAbortedError("it was closed here")
+            self._sock = sock.dup()
+
+    def forget(self) -> None:
+        """The socket is somebody else's to end: the attempt is over, or has come to a connection."""
+        with self._lock:
+            self._forget()
+
+    def end(self) -> None:
+        """Ends the attempt at once. Idempotent."""
+        with self._lock:
+            self.is_ended = True
+            if self._sock is not None:
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = None
 
 
 def log_to_stderr(line: str) -> None:
@@ -89,37 +143,49 @@ def open_listener(address: str) -> socket.socket:
 
 
 def connect_authenticated(
-    host: str, port: int, secret: str, *, purpose: str, timeout_s: float
+    host: str,
+    port: int,
+    secret: str,
+    *,
+    purpose: str,
+    timeout_s: float,
+    is_patient: bool = False,
+    attempt: ConnectionAttempt | None = None,
 ) -> AuthenticatedSocket:
     """Connects to a listener and authenticates; tries again while nobody listens or the connection breaks.
 
+    Args:
+        is_patient: try again, too, where the listener does not expect this secret and purpose: not yet.
+        attempt: another thread may end it.
+
     Raises:
         AuthenticationError: something else listens there.
+        ConnectionAbortedError: the attempt was ended.
         OSError: no connection within ``timeout_s``; TimeoutError says why where that is known.
     """
+    attempt = attempt or ConnectionAttempt()
     deadline = time.monotonic() + timeout_s
     reason = "no answer"
     while (left_s := deadline - time.monotonic()) > 0:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            sock = socket.create_connection((host, port), left_s)
-        except socket.gaierror:
-            raise
+            attempt.watch(sock)
+            sock.settimeout(left_s)
+            sock.connect((host, port))
+            return authenticate(
+                sock, secret, purpose=purpose, timeout_s=max(0.01, deadline - time.monotonic())
+            )
         except OSError as exc:
+            sock.close()
+            is_final = isinstance(exc, AuthenticationError) and not is_patient
+            if is_final or attempt.is_ended or isinstance(exc, socket.gaierror):
+                raise
             reason = os_error_reason(exc)
-        else:
-            try:
-                return authenticate(
-                    sock, secret, purpose=purpose, timeout_s=max(0.01, deadline - time.monotonic())
-                )
-            except AuthenticationError:
-                sock.close()
-                raise
-            except OSError as exc:
-                sock.close()
-                reason = os_error_reason(exc)
-            except BaseException:
-                sock.close()
-                raise
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            attempt.forget()
         time.sleep(max(0.0, min(_RETRY_INTERVAL_S, deadline - time.monotonic())))
     raise TimeoutError(reason)
 
@@ -133,20 +199,21 @@ def authenticate(sock: socket.socket, secret: str, *, purpose: str, timeout_s: f
     """
     if sock.getsockname() == sock.getpeername():
         raise ConnectionError("the port is free, and was connected to itself")
+    caller = Caller(secret, purpose)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.settimeout(timeout_s)
     mine = os.urandom(NONCE_BYTES)
-    sock.sendall(MAGIC + mine + _make_proof(secret, purpose, "hello", mine))
+    sock.sendall(MAGIC + mine + _make_proof(caller, "hello", mine))
     nonces = mine + recv_exactly(sock, NONCE_BYTES)
     theirs = recv_exactly(sock, PROOF_BYTES)
-    if not hmac.compare_digest(theirs, _make_proof(secret, purpose, "listener", nonces)):
+    if not hmac.compare_digest(theirs, _make_proof(caller, "listener", nonces)):
         raise AuthenticationError("what answers there does not know the secret")
-    sock.sendall(_make_proof(secret, purpose, "connector", nonces))
+    sock.sendall(_make_proof(caller, "connector", nonces))
     if recv_exactly(sock, len(WELCOME)) != WELCOME:
         raise AuthenticationError("what answers there does not speak as it should")
     sock.settimeout(None)
     suit_round_trip(sock)
-    return AuthenticatedSocket(sock, _make_proof(secret, purpose, "key", nonces))
+    return AuthenticatedSocket(sock, _make_proof(caller, "key", nonces))
 
 
 class AuthenticatingListener:
@@ -170,7 +237,7 @@ class AuthenticatingListener:
     ) -> None:
         if not secret:
             raise ValueError("a listener needs a secret")
-        self._secret, self._purpose = secret, purpose
+        self._callers = {0: Caller(secret, purpose)}
         self._handshake_timeout_s, self._log = handshake_timeout_s, log
         self.refused_count = 0
         self._sock = sock
@@ -182,6 +249,20 @@ class AuthenticatingListener:
         self._accepting = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
+
+    def expect(self, callers: Mapping[int, Caller]) -> None:
+        """From now on these are let in, and nobody else; with none, all that have begun are refused.
+
+        Refusals are counted, and logged, anew where others are expected than before.
+        """
+        with self._accepting:
+            if not callers.items() <= self._callers.items():
+                self.refused_count = 0
+                self._hellos.clear()  # they can't be said again for another purpose
+            self._callers = dict(callers)
+            for peer in list(self._pending):
+                if not callers or (peer.nonces and callers.get(peer.number) != peer.caller):
+                    self._refuse(peer, "it is not expected any more")
 
     def accept(self, timeout_s: float) -> AuthenticatedSocket:
         """The next connection that has authenticated itself, as a blocking socket.
@@ -272,22 +353,24 @@ class AuthenticatingListener:
 
     def _answer_hello(self, peer: _UnauthenticatedPeer) -> None:
         theirs = bytes(peer.received[len(MAGIC) : len(MAGIC) + NONCE_BYTES])
-        expected = _make_proof(self._secret, self._purpose, "hello", theirs)
-        if not hmac.compare_digest(peer.received[-PROOF_BYTES:], expected):
+        for number, caller in self._callers.items():
+            if hmac.compare_digest(peer.received[-PROOF_BYTES:], _make_proof(caller, "hello", theirs)):
+                peer.number, peer.caller = number, caller
+        if peer.caller is None:
             peer.sock.send(_NO_ANSWER)
-            self._refuse(peer, "it does not know the secret")
+            self._refuse(peer, "it does not know the secret, or comes for something else")
         elif theirs in self._hellos:
             self._refuse(peer, "its hello was another's before")
         else:
             self._hellos.add(theirs)
             peer.nonces = theirs + os.urandom(NONCE_BYTES)
             peer.received.clear()
-            proof = _make_proof(self._secret, self._purpose, "listener", peer.nonces)
+            proof = _make_proof(peer.caller, "listener", peer.nonces)
             peer.sock.send(peer.nonces[NONCE_BYTES:] + proof)  # fits any socket's buffer
 
     def _check_proof(self, peer: _UnauthenticatedPeer) -> AuthenticatedSocket | None:
-        expected = _make_proof(self._secret, self._purpose, "connector", peer.nonces)
-        if not hmac.compare_digest(peer.received, expected):
+        assert peer.caller is not None
+        if not hmac.compare_digest(peer.received, _make_proof(peer.caller, "connector", peer.nonces)):
             self._refuse(peer, "its proof is wrong")
             return None
         peer.sock.send(WELCOME)
@@ -296,7 +379,7 @@ class AuthenticatingListener:
         peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.sock.setblocking(True)
         suit_round_trip(peer.sock)
-        return AuthenticatedSocket(peer.sock, _make_proof(self._secret, self._purpose, "key", peer.nonces))
+        return AuthenticatedSocket(peer.sock, _make_proof(peer.caller, "key", peer.nonces), peer.number)
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -316,7 +399,12 @@ class AuthenticatingListener:
 
 @dataclass(eq=False)
 class _UnauthenticatedPeer:
-    """A connection in the middle of its handshake. ``nonces``: both, once it has said hello."""
+    """A connection in the middle of its handshake.
+
+    Attributes:
+        nonces: both, once it has said hello.
+        number, caller: as whom it has.
+    """
 
     sock: socket.socket
     address: str
@@ -324,6 +412,8 @@ class _UnauthenticatedPeer:
     deadline: float
     received: bytearray = field(default_factory=bytearray)
     nonces: bytes = b""
+    number: int = 0
+    caller: Caller | None = None
 
 
 def recv_exactly(sock: socket.socket, size: int) -> bytes:
@@ -342,6 +432,6 @@ def os_error_reason(exc: OSError) -> str:
     return exc.strerror or str(exc) or type(exc).__name__
 
 
-def _make_proof(secret: str, purpose: str, role: str, nonces: bytes) -> bytes:
-    message = b"\0".join((b"skyctl", purpose.encode(), role.encode(), nonces))
-    return hmac.digest(secret.encode(), message, "sha256")
+def _make_proof(caller: Caller, role: str, nonces: bytes) -> bytes:
+    message = b"\0".join((b"skyctl", caller.purpose.encode(), role.encode(), nonces))
+    return hmac.digest(caller.secret.encode(), message, "sha256")

@@ -13,6 +13,8 @@ A peer that is gone shows as ``PeerLostError``, one that is silent too long as `
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
@@ -26,6 +28,8 @@ from skyctl.transport.handshake import (
     AuthenticatedSocket,
     AuthenticatingListener,
     AuthenticationError,
+    Caller,
+    ConnectionAttempt,
     connect_authenticated,
     log_to_stderr,
     open_listener,
@@ -41,6 +45,7 @@ from skyctl.transport.transfer_errors import (
     PeerLostError,
     PeerProtocolError,
     PeerUnreachableError,
+    TransferClosedError,
     translate_transfer_error,
 )
 from skyctl.transport.work import NO_TIMEOUT, Work
@@ -56,7 +61,9 @@ SETUP_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
 """For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and
 one that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
-HANDSHAKE_PURPOSE = "pair"
+LEAST_SETUP_S = 1.0
+"""For that, where the time for connecting is nearly over."""
+PURPOSE = "pair"
 
 
 class PeerConnection:
@@ -73,6 +80,7 @@ class PeerConnection:
         secret: what these two ends share, and nobody else; it never leaves them.
         device: where this end's tensors are, to choose NCCL where both are CUDA (None: CPU).
         identity: both ends' TLS certificate; None: nothing is encrypted.
+        purpose: both ends say the same, so that connections of different purposes are never mixed up.
         log: gets a line for each unauthenticated peer that was refused.
     """
 
@@ -85,20 +93,24 @@ class PeerConnection:
         peer_rank: int | None = None,
         device: torch.device | None = None,
         identity: TlsIdentity | None = None,
+        purpose: str = PURPOSE,
         log: Callable[[str], None] = log_to_stderr,
     ) -> None:
         self.peer = peer
         self._peer_rank = peer_rank
         self.timeout_s = timeout_s
         self._limit = timedelta(seconds=timeout_s)
-        self._secret, self._identity, self._log = secret, identity, log
+        self._identity, self._log = identity, log
+        self._purpose = purpose
+        self.caller = Caller(secret, purpose)
+        self._lock = threading.Lock()
+        self._attempt = ConnectionAttempt()
         self._device = device or torch.device("cpu")
         self._listener: AuthenticatingListener | None = None
         self._transport: MessageTransport | None = None
         self._nccl: NcclCommunicators | None = None
         self._staging: HostStaging | None = None
         self._address = ""
-        self._rank = 0
 
     def own_address(self, towards: str, interface: str | None = None) -> str:
         """This machine's address on the route to the peer's host ``towards``, or of the interface named.
@@ -118,15 +130,22 @@ class PeerConnection:
         Raises:
             RunError: the address is not this machine's.
         """
+        self._listener = self.open_listener(address)
+        return int(self._listener.port)
+
+    def open_listener(self, address: str) -> AuthenticatingListener:
+        """A listener of the caller's own, on a free port of ``address``, that lets this peer in.
+
+        Raises:
+            RunError: the address is not this machine's.
+        """
+        self._address = address
         try:
-            listener = open_listener(address)
+            sock = open_listener(address)
         except OSError as exc:
             raise RunError(f"can't listen on {address} for {self.peer}: {os_error_reason(exc)}") from exc
-        self._address = address
-        self._listener = AuthenticatingListener(
-            listener, self._secret, purpose=HANDSHAKE_PURPOSE, log=self._log
-        )
-        return int(self._listener.port)
+        caller = self.caller
+        return AuthenticatingListener(sock, caller.secret, purpose=caller.purpose, log=self._log)
 
     def accept(self, timeout_s: float = 300.0) -> None:
         """Waits until the peer has connected and authenticated itself; others are refused.
@@ -139,28 +158,75 @@ class PeerConnection:
         try:
             self._join(0, listener.accept(timeout_s), min(timeout_s, SETUP_TIMEOUT_S))
         except (RuntimeError, OSError) as exc:
-            raise self._connect_error(self._address, listener.port, timeout_s, exc) from exc
+            raise self.connect_error(self._address, listener.port, timeout_s, exc) from exc
         finally:
             listener.close()
             self._listener = None
 
-    def connect(self, host: str, port: int, address: str | None = None, timeout_s: float = 300.0) -> None:
+    def take(self, admitted: AuthenticatedSocket, timeout_s: float = SETUP_TIMEOUT_S) -> None:
+        """Goes on with the peer that a listener (``open_listener``) has let in, as ``accept`` does.
+
+        Raises:
+            RunError: it breaks off, or is silent.
+        """
+        host, port = admitted.sock.getsockname()[:2]
+        try:
+            self._join(0, admitted, timeout_s)
+        except (RuntimeError, OSError) as exc:
+            if self.is_closed:
+                raise self.closed_error() from exc
+            raise self.connect_error(host, port, timeout_s, exc) from exc
+
+    def connect(
+        self,
+        host: str,
+        port: int,
+        address: str | None = None,
+        timeout_s: float = 300.0,
+        *,
+        is_patient: bool = False,
+    ) -> None:
         """Connects to a peer that listens at ``host``:``port``.
 
         Args:
             address: this end's own address (None: the one on the route to ``host``).
+            is_patient: the peer may come to expect this connection later than others.
 
         Raises:
             RunError: no connection within ``timeout_s``, or what answers there is not the peer.
         """
         self._address = address or self.own_address(host)
+        deadline = time.monotonic() + timeout_s
         try:
             admitted = connect_authenticated(
-                host, port, self._secret, purpose=HANDSHAKE_PURPOSE, timeout_s=timeout_s
+                host,
+                port,
+                self.caller.secret,
+                purpose=self.caller.purpose,
+                timeout_s=timeout_s,
+                is_patient=is_patient,
+                attempt=self._attempt,
             )
-            self._join(1, admitted, min(timeout_s, SETUP_TIMEOUT_S))
+            left_s = max(LEAST_SETUP_S, deadline - time.monotonic())
+            self._join(1, admitted, min(left_s, SETUP_TIMEOUT_S))
         except (RuntimeError, OSError) as exc:
-            raise self._connect_error(host, port, timeout_s, exc) from exc
+            if self.is_closed:
+                raise self.closed_error() from exc
+            raise self.connect_error(host, port, timeout_s, exc) from exc
+
+    def restart(self, generation: int) -> None:
+        """Closes the connection at once; the next one is of that number, and of no other's at its other end.
+
+        No attempt may be under way.
+        """
+        self.close()
+        self._attempt = ConnectionAttempt()
+        self.caller = Caller(self.caller.secret, f"{self._purpose} {generation}")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called last, so that no connection can come about."""
+        return self._attempt.is_ended
 
     def send(self, tensor: Tensor, tag: int) -> Work:
         """Starts sending; the tensor must not change before the work is done."""
@@ -180,6 +246,14 @@ class PeerConnection:
         """What is sent and received within it is started together, at its end (``MessageTransport``)."""
         return nullcontext() if self._transport is None else self._transport.together()
 
+    def interrupt(self) -> None:
+        """Ends what is under way at once, and the connection with it; ``close`` has yet to follow."""
+        self._attempt.end()
+        with self._lock:
+            transport = self._transport
+        if transport is not None:
+            transport.fail(TransferClosedError("the connection is closed"))
+
     def close(self, *, graceful: bool = False) -> None:
         """Closes the connection. Idempotent.
 
@@ -187,12 +261,18 @@ class PeerConnection:
             graceful: first exchange a last message with the peer, so that nothing in flight is cut off; only
                 where neither end has anything more to send.
         """
+        if graceful:
+            self._attempt.end()
+        else:
+            self.interrupt()  # before what waits for threads
         if self._listener is not None:
             self._listener.close()
-        if self._staging is not None:
-            self._staging.close(finish=graceful)
-            self._staging = None
-        transport, self._transport = self._transport, None
+        with self._lock:
+            staging, self._staging = self._staging, None
+            transport, self._transport = self._transport, None
+            nccl, self._nccl = self._nccl, None
+        if staging is not None:
+            staging.close(finish=graceful)
         if transport is not None:
             if graceful:
                 word, heard = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
@@ -202,13 +282,16 @@ class PeerConnection:
                     transport.send(word, CLOSE_TAG).wait(limit)
                     answer.wait(limit)
             transport.close()
-        if self._nccl is not None:
-            self._nccl.close()
-        self._nccl = None
+        if nccl is not None:
+            nccl.close()
 
     def translate_error(self, exc: RuntimeError, waited_s: float) -> RunError:
         """The transport's error as skyctl's, with the peer named."""
         return translate_transfer_error(exc, self.peer, waited_s, self._peer_rank)
+
+    def closed_error(self) -> PeerLostError:
+        """The error where this end has closed the connection, or never had one."""
+        return PeerLostError(f"the connection to {self.peer} is closed", peer_rank=self._peer_rank)
 
     def protocol_error(self, fault: str) -> PeerProtocolError:
         """The error for what the peer has sent; ``fault`` goes on from its name ("sent step 3, …")."""
@@ -216,26 +299,50 @@ class PeerConnection:
 
     def _join(self, rank: int, admitted: AuthenticatedSocket, limit_s: float) -> None:
         """From an authenticated socket to a connection that carries tensors."""
-        self._rank = rank
-        if self._identity is not None:
-            from skyctl.transport.tls_transport import (
-                TlsTransport,  # a Python without ssl can still train in the clear
-            )
+        attempt = self._attempt
+        try:
+            attempt.watch(admitted.sock)
+            if self._identity is None:
+                transport: MessageTransport = SocketTransport(admitted.sock, self.peer)
+            else:
+                from skyctl.transport.tls_transport import (
+                    TlsTransport,  # a Python without ssl can still train in the clear
+                )
 
-            wrapped = self._identity.wrap(admitted, server=rank == 0, timeout_s=limit_s)
-            self._transport = TlsTransport(wrapped, self.peer)
-            return
-        self._transport = SocketTransport(admitted.sock, self.peer)
-        store = PeerStore(self._transport, STORE_TAG, limit_s)
-        if is_nccl_usable(store, rank, self._device):
-            self._nccl = NcclCommunicators(
-                store, rank, self._device, timedelta(seconds=limit_s), self._nccl_error
-            )
+                wrapped = self._identity.wrap(admitted, server=rank == 0, timeout_s=limit_s)
+                transport = TlsTransport(wrapped, self.peer)
+        except BaseException:
+            admitted.sock.close()
+            raise
+        finally:
+            attempt.forget()
+        with self._lock:
+            is_late = attempt.is_ended
+            if not is_late:
+                self._transport = transport
+        if is_late:
+            transport.close()
+            raise ConnectionAbortedError("it was closed here")
+        if self._identity is None:
+            store = PeerStore(transport, STORE_TAG, limit_s)
+            if is_nccl_usable(store, rank, self._device):
+                self._start_nccl(transport, store, rank, limit_s)
+
+    def _start_nccl(self, transport: MessageTransport, store: PeerStore, rank: int, limit_s: float) -> None:
+        nccl = NcclCommunicators(store, rank, self._device, timedelta(seconds=limit_s), self._nccl_error)
+        with self._lock:
+            is_late = self._transport is not transport
+            if not is_late:
+                self._nccl = nccl
+        if is_late:
+            nccl.close()
+            raise ConnectionAbortedError("it was closed here")
 
     def _nccl_error(self, exc: RuntimeError) -> RunError:
         return self.translate_error(exc, self.timeout_s)
 
-    def _connect_error(self, host: str, port: int, waited_s: float, exc: Exception) -> RunError:
+    def connect_error(self, host: str, port: int, waited_s: float, exc: Exception) -> RunError:
+        """The error where no connection came about, for that reason."""
         reason = os_error_reason(exc) if isinstance(exc, OSError) else str(exc).splitlines()[0]
         hint = (
             "a firewall or NAT may stand between the two nodes; 'skyctl check' tries every pair, and "
@@ -252,7 +359,7 @@ class PeerConnection:
     def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
         transport, staging = self._transport, self._staging
         if transport is None:
-            raise PeerLostError(f"the connection to {self.peer} is closed", peer_rank=self._peer_rank)
+            raise self.closed_error()
         if staging is None and tensor.device.type != "cpu":
             staging = self._start_staging(transport, make_copy_streams(tensor.device))
         try:
@@ -264,8 +371,12 @@ class PeerConnection:
 
     def _start_staging(self, transport: MessageTransport, streams: CopyStreams) -> HostStaging:
         """From now on a thread does the sends, and tensors of a device go through buffers in host memory."""
-        self._staging = HostStaging(streams, transport.send, transport.recv, self.peer)
-        return self._staging
+        with self._lock:
+            if self._transport is not transport:
+                raise self.closed_error()
+            if self._staging is None:
+                self._staging = HostStaging(streams, transport.send, transport.recv, self.peer)
+            return self._staging
 
 
 class PairWork:

@@ -2,7 +2,8 @@
 
 Only ranks that the options name as peers ever connect (``peer_connection``); tensors of any device go over
 them, in the clear or under TLS. The lower rank of a pair listens and says in the store where, the higher one
-connects; nothing needs the store afterwards.
+connects; nothing needs the store afterwards. Where listeners stay, ranks may ``reconnect``: all of those that
+go on, or a few. Each time has a number that both ends prove, so who comes with an earlier one is refused.
 
 Collectives over all of a run's ranks are refused: there are ranks among them that hold other layers, or none,
 and that would never call the same.
@@ -11,6 +12,7 @@ and that would never call the same.
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -25,15 +27,24 @@ import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.transport import BACKEND
-from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+from skyctl.transport.handshake import AuthenticatedSocket, AuthenticatingListener
+from skyctl.transport.peer_connection import (
+    FIRST_TAG,
+    LEAST_SETUP_S,
+    PURPOSE,
+    SETUP_TIMEOUT_S,
+    PeerConnection,
+)
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.transfer_errors import PeerProtocolError
+from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError, PeerUnreachableError
 from skyctl.transport.work import Work
 
 CONNECT_TIMEOUT_S = 60.0
 """For a connection to a peer that listens already."""
 PEER_READY_TIMEOUT_S = 3600.0
 """For a peer to build its stage and connect; the launcher watches it, so this is only a last resort."""
+_INTERRUPT_INTERVAL_S = 0.1
+"""Whoever waits for a peer looks up so often whether another thread has ended that."""
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -82,6 +93,8 @@ class PairOptions:
         backend: what carries them: ``skyctl``, or ``gloo``, torch's own.
         ring: all ranks, in the order in which Gloo's own sums go round; None: nobody calls them.
         ready_s: how long a peer is waited for that is to connect.
+        keeps_listening: until the group is closed, so that ranks may ``reconnect``.
+        purpose: of these connections; a second group of the same ranks and secrets needs another.
     """
 
     hosts: Mapping[int, str]
@@ -92,6 +105,8 @@ class PairOptions:
     backend: str = BACKEND
     ring: Sequence[int] | None = None
     ready_s: float = PEER_READY_TIMEOUT_S
+    keeps_listening: bool = False
+    purpose: str = PURPOSE
 
 
 class PlannedProcessGroup(dist.ProcessGroup):
@@ -170,21 +185,169 @@ class SkyctlProcessGroup(PlannedProcessGroup):
     def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection]) -> None:
         super().__init__(rank, size, pairs)
         self._pairs = dict(sorted(pairs.items()))
+        self._listeners: dict[AuthenticatingListener, list[int]] = {}  # and who comes there
+        self._where: dict[int, tuple[str, int]] = {}  # those listen that this rank calls
+        self._keeps_listening = self._is_closed = self._is_aborted = False
+        self._used: set[int] = set()
+        self._changing = threading.Lock()
+        self._meeting = threading.Lock()
 
     def connect(self, store: Store, options: PairOptions) -> None:
         """As ``PlannedProcessGroup.connect``: the lower rank listens, the higher one connects."""
-        accepted: list[Future[None]] = []
+        self._keeps_listening = options.keeps_listening
         for peer, pair in self._pairs.items():
             if peer > self.rank():
                 address = pair.own_address(options.hosts[peer], options.interface)
-                port = pair.listen(address)
-                store.set(_listening_key(self.rank(), peer), f"{address}:{port}")
-                accepted.append(run_in_thread(partial(pair.accept, options.ready_s)))
-        for peer, pair in self._pairs.items():
-            if peer < self.rank():
-                host, port = _read_listening(store.get(_listening_key(peer, self.rank())), peer)
-                pair.connect(host, port, pair.own_address(host, options.interface), CONNECT_TIMEOUT_S)
-        wait_for_all(accepted, options.ready_s + CONNECT_TIMEOUT_S)
+                listener = pair.open_listener(address)
+                self._listeners[listener] = [peer]
+                key = _listening_key(options.purpose, self.rank(), peer)
+                store.set(key, f"{address}:{listener.port}")
+
+        def locate(peer: int) -> tuple[str, int]:
+            said = store.get(_listening_key(options.purpose, peer, self.rank()))
+            host, port = self._where[peer] = _read_listening(said, peer)
+            self._pairs[peer].own_address(host, options.interface)
+            return host, port
+
+        self._meet(self.peers, locate, options.ready_s, CONNECT_TIMEOUT_S)
+
+    def reconnect(self, uuid: int, peers: Collection[int], timeout_s: float) -> None:
+        """Ends all connections at once, and connects anew to these peers, at the same time; the others stay
+        closed.
+
+        All of them call it, with the same number and each other as peers. Ranks keep their numbers. One call
+        at a time; where it raises, all connections are closed, and it may be called again with another
+        number. ``abort`` and ``close_pair`` of another thread end it.
+
+        Args:
+            uuid: a number of this time, not used before. No connection comes about with a rank that has
+                another.
+
+        Raises:
+            PeerUnreachableError: a peer did not come within ``timeout_s``.
+            PeerLostError: another thread closed the connections meanwhile.
+            RunError: the number was used before, or listeners don't stay, or a rank is no peer.
+        """
+        if unknown := set(peers) - self._pairs.keys():
+            raise self.no_peer(min(unknown))
+        if not self._keeps_listening:
+            raise RunError(
+                f"rank {self.rank()} can't reconnect: it has stopped listening",
+                hint="PairOptions(…, keeps_listening=True), on all ranks",
+            )
+        if not self._meeting.acquire(blocking=False):
+            raise RunError(f"rank {self.rank()} is reconnecting already", hint="abort() ends that")
+        try:
+            self._restart(uuid, peers)
+            self._meet(peers, self._locate_again, timeout_s, timeout_s, is_patient=True)
+        except PeerLostError as exc:
+            if not self._is_aborted:
+                raise
+            raise PeerLostError(
+                f"rank {self.rank()} has closed its connections while it was reconnecting", peer_rank=None
+            ) from exc
+        finally:
+            self._meeting.release()
+
+    def _locate_again(self, peer: int) -> tuple[str, int]:
+        try:
+            return self._where[peer]
+        except KeyError:
+            raise PeerUnreachableError(
+                f"rank {peer} has never said where it listens", peer_rank=peer
+            ) from None
+
+    def _restart(self, uuid: int, peers: Collection[int]) -> None:
+        """Closes all connections; those with these peers may come about again, as of that number."""
+        with self._changing:
+            if self._is_closed:
+                raise RunError(f"rank {self.rank()} can't reconnect: its group is closed")
+            if uuid in self._used:
+                raise RunError(f"the number {uuid} was already used to connect ranks")
+            self._used.add(uuid)
+            self._is_aborted = False
+            self._close_pairs()
+            for peer in peers:
+                self._pairs[peer].restart(uuid)
+
+    def _meet(
+        self,
+        peers: Collection[int],
+        locate: Callable[[int], tuple[str, int]],
+        accept_s: float,
+        connect_s: float,
+        *,
+        is_patient: bool = False,
+    ) -> None:
+        """Connects to these peers at the same time: to the lower ranks, and from the higher ones.
+
+        Where it raises, all connections and threads have ended.
+
+        Args:
+            locate: where a lower rank listens.
+            accept_s, connect_s: limits for those that come here, and for those that are called.
+            is_patient: whoever is called may listen for this connection later.
+        """
+        meetings: list[Future[None]] = []
+        try:
+            for listener, callers in self._listeners.items():
+                if pairs := {peer: self._pairs[peer] for peer in callers if peer in peers}:
+                    meetings.append(run_in_thread(partial(self._accept, listener, pairs, accept_s)))
+            for peer in sorted(peers):
+                if peer < self.rank():
+                    host, port = locate(peer)
+                    call = partial(self._pairs[peer].connect, host, port, host, connect_s)
+                    meetings.append(run_in_thread(partial(call, is_patient=is_patient)))
+            wait_for_all(meetings, accept_s + connect_s)
+        except BaseException:
+            self._close_pairs()
+            wait(meetings)
+            raise
+        finally:
+            if not self._keeps_listening:
+                self._stop_listening()
+
+    def _accept(
+        self, listener: AuthenticatingListener, pairs: Mapping[int, PeerConnection], timeout_s: float
+    ) -> None:
+        """Lets these peers in at a listener, each once."""
+        missing, deadline = dict(pairs), time.monotonic() + timeout_s
+        joining: list[Future[None]] = []
+        try:
+            while missing:
+                listener.expect({peer: pair.caller for peer, pair in missing.items()})
+                admitted = self._accept_one(listener, missing, deadline, timeout_s)
+                left_s = min(SETUP_TIMEOUT_S, max(LEAST_SETUP_S, deadline - time.monotonic()))
+                pair = missing.pop(admitted.caller)
+                joining.append(run_in_thread(partial(pair.take, admitted, left_s)))
+            listener.expect({})
+            if not self._keeps_listening:
+                listener.close()
+            wait_for_all(joining)
+        except BaseException:
+            for pair in pairs.values():
+                pair.close()
+            wait(joining)
+            raise
+
+    def _accept_one(
+        self,
+        listener: AuthenticatingListener,
+        missing: Mapping[int, PeerConnection],
+        deadline: float,
+        timeout_s: float,
+    ) -> AuthenticatedSocket:
+        first = missing[min(missing)]
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return listener.accept(min(left_s, _INTERRUPT_INTERVAL_S))
+            except OSError as exc:
+                closed = next((pair for pair in missing.values() if pair.is_closed), None)
+                if closed is not None:
+                    raise closed.closed_error() from exc
+                if left_s <= _INTERRUPT_INTERVAL_S or not isinstance(exc, TimeoutError):
+                    raise first.connect_error(listener.address, listener.port, timeout_s, exc) from exc
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Work:  # type: ignore[override]
         """As ``dist.isend``: starts sending the one tensor, which must not change before the work is done."""
@@ -200,12 +363,32 @@ class SkyctlProcessGroup(PlannedProcessGroup):
 
     def close(self, *, graceful: bool = False) -> None:
         """As ``PlannedProcessGroup.close``."""
+        with self._changing:
+            self._is_closed = self._is_aborted = True
         for pair in self._pairs.values():
             pair.close(graceful=graceful)
+        self._stop_listening()
 
     def close_pair(self, peer: int) -> None:
-        """As ``PlannedProcessGroup.close_pair``."""
-        self._pair(peer).close()
+        """As ``PlannedProcessGroup.close_pair``; a ``reconnect`` that includes that peer ends, too."""
+        with self._changing:
+            self._pair(peer).close()
+
+    def abort(self) -> None:
+        """Closes all connections at once; what waits on them ends, ``reconnect`` too. Another may follow."""
+        with self._changing:
+            self._is_aborted = True
+            self._close_pairs()
+
+    def _close_pairs(self) -> None:
+        for pair in self._pairs.values():
+            pair.interrupt()
+        for pair in self._pairs.values():
+            pair.close()
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def _pair(self, peer: int) -> PeerConnection:
         try:
@@ -238,8 +421,9 @@ def _read_listening(message: bytes, peer: int) -> tuple[str, int]:
     return host, int(port)
 
 
-def _listening_key(listening: int, calling: int) -> str:
-    return f"listening/{listening}/{calling}"
+def _listening_key(purpose: str, listening: int, calling: int) -> str:
+    prefix = "" if purpose == PURPOSE else f"{purpose}-"
+    return f"{prefix}listening/{listening}/{calling}"
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:

@@ -56,6 +56,7 @@ def make_group(request: Any, options: Any) -> PlannedProcessGroup:
             peer_rank=peer,
             device=options.devices.get(peer),
             identity=options.identity,
+            purpose=options.purpose,
         )
         for peer, host in options.hosts.items()
     }
