@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.frames import read_frame, write_frame
-from skyctl.agent.task_orders import write_order
+from skyctl.agent.task_events import read_event
+from skyctl.agent.task_orders import write_order, write_request
 from skyctl.agent.task_runner import TaskChannel, make_error_event
 from skyctl.schedule.actions import least_in_flight
+from skyctl.worker.elastic.witness import Witness
+from skyctl.worker.rank_events import WitnessAskedEvent
 from skyctl.worker.rank_order import AnyRankOrder, HelperOrder, RankOrder, SumGroupOrder, SumOrder
 
 if __name__ != "__main__":
@@ -44,6 +47,7 @@ class Outcome:
     errors: dict[int, Event] = field(default_factory=dict)
     validation: dict[int, float] = field(default_factory=dict)
     checkpoints: dict[int, list[Event]] = field(default_factory=dict)
+    members: dict[int, list[Event]] = field(default_factory=dict)
     order: list[tuple[int, Event]] = field(default_factory=list)
 
     @property
@@ -156,6 +160,7 @@ class Pool:
             world = replace(order.world, secrets={**secrets, **order.world.secrets})
             self.processes[rank].send({"payload": write_order(replace(order, world=world))})
         open_ranks = set(range(len(orders)))
+        witness = Witness()
         ready: dict[int, Event] = {}
         while open_ranks:
             rank, event = self._next(open_ranks)
@@ -187,6 +192,11 @@ class Pool:
                 outcome.steps.setdefault(rank, []).append(event)
             elif kind == "validation":
                 outcome.validation[event["step"]] = event["loss"]
+            elif kind == "witness":
+                asked = read_event(WitnessAskedEvent, event, "local")
+                self.processes[rank].send(write_request(witness.answer(asked)))
+            elif kind == "members":
+                outcome.members.setdefault(rank, []).append(event)
             elif kind == "checkpoint":
                 outcome.checkpoints.setdefault(rank, []).append(event)
             elif kind == "result":

@@ -65,6 +65,7 @@ class Checkpointer:
     Args:
         sketch: by layer, a few numbers of its parameters, where other pipelines hold them as well.
         best: the step whose checkpoint is kept for its validation loss.
+        writes: whether it is this rank that writes its layers; None: as the options have it.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Checkpointer:
         origin: ShardOrigin,
         sketch: Callable[[], Mapping[int, tuple[TensorSketch, ...]]] = dict,
         best: int | None = None,
+        writes: Callable[[], bool] | None = None,
     ) -> None:
+        self._writes = writes or (lambda: options.writes)
         self._options, self._state, self._origin, self._sketch = options, state, origin, sketch
         self._sent_notes: set[str] = set()
         self._best = [] if best is None else [best]
@@ -103,9 +106,10 @@ class Checkpointer:
         layers: dict[int, ShardDigest] = {}
         error = None
         try:
-            written = self._write(done) if self._options.writes else {}
+            writes = self._writes()
+            written = self._write(done) if writes else {}
             layers = {layer: ShardDigest(file.sha256, file.size_bytes) for layer, file in written.items()}
-            if self._options.writes and (best or self._best):
+            if writes and (best or self._best):
                 self._best = [*self._best[-1:], *([done] if best else [])]
                 layout.pin_best_steps(self._options.folder, self._best)
             layout.prune_steps(self._options.folder, self._options.keep)

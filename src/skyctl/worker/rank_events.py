@@ -23,6 +23,7 @@ from skyctl.agent.message_fields import (
     Within,
 )
 from skyctl.checkpoint.node.replicator_events import ShardDigest
+from skyctl.worker.elastic.generation import Accept, Prepare
 from skyctl.workload.validation_metrics import MAX_METRICS, METRIC_NAME
 
 CONNECT_PHASE = "connect"
@@ -235,6 +236,28 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True)
+class MembersEvent:
+    """Ranks have agreed on who makes steps together from now on (``worker.elastic``).
+
+    ``number``: of the generation. ``members``: its ranks. ``step``: the first that they end together.
+    """
+
+    kind: ClassVar[str] = "members"
+    number: Index
+    members: tuple[Index, ...]
+    step: Index
+
+
+@dataclass(frozen=True)
+class WitnessAskedEvent:
+    """A rank asks the launcher, as the witness of half of the members, to promise or accept: one of both."""
+
+    kind: ClassVar[str] = "witness"
+    prepare: Prepare | None = None
+    accept: Accept | None = None
+
+
+@dataclass(frozen=True)
 class TokenEvent:
     """The next token, of the last rank of those that generate."""
 
@@ -269,6 +292,8 @@ RankEvent = (
     | StepEvent
     | ValidationEvent
     | CheckpointEvent
+    | MembersEvent
+    | WitnessAskedEvent
     | RankResult
 )
 RANK_EVENTS: tuple[type[RankEvent], ...] = (
@@ -280,5 +305,7 @@ RANK_EVENTS: tuple[type[RankEvent], ...] = (
     StepEvent,
     ValidationEvent,
     CheckpointEvent,
+    MembersEvent,
+    WitnessAskedEvent,
     RankResult,
 )

@@ -226,6 +226,40 @@ class ReplicaOrder:
 
 
 @dataclass(frozen=True)
+class RouteTree:
+    """The whole of one route, as all ranks know it that may have to go on without one of them.
+
+    Attributes:
+        share: of the numbers, that this route sums.
+        root: the rank that has the sum first.
+        up: (child, parent) of each rank that sends partial sums, in the order in which they are added.
+        down: (parent, child) of each rank that the sum is sent to.
+    """
+
+    share: Annotated[float, Within(0.0, 1.0)]
+    root: Index
+    up: tuple[tuple[Index, Index], ...]
+    down: tuple[tuple[Index, Index], ...]
+
+
+@dataclass(frozen=True)
+class ElasticOrder:
+    """Steps survive ranks that leave: the others go on in the same step (``worker.elastic``).
+
+    Attributes:
+        shares: by rank, its microbatches [first, stop) of a step, as planned.
+        routes: over which all sum.
+        least: fewer ranks than these do not go on.
+        witness: whether the launcher decides between two halves.
+    """
+
+    shares: Mapping[int, IndexRange]
+    routes: tuple[RouteTree, ...]
+    least: Count = 1
+    witness: bool = False
+
+
+@dataclass(frozen=True)
 class CheckpointOptions:
     """When and where a rank writes checkpoints.
 
@@ -296,6 +330,7 @@ class RankOrder:
         resume: None: it begins with step 0.
         best: of the run so far; None: no checkpoint is kept for its loss.
         replicas: None: nobody else holds its layers.
+        elastic: None: where a rank is lost, all of them end.
     """
 
     kind: ClassVar[str] = "rank"
@@ -328,6 +363,7 @@ class RankOrder:
     resume: ResumePoint | None = None
     replicas: ReplicaOrder | None = None
     best: BestValidation | None = None
+    elastic: ElasticOrder | None = None
 
     @property
     def is_first(self) -> bool:

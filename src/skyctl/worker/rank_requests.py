@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from skyctl.agent.message_fields import Index, MaxLength
+from skyctl.worker.elastic.generation import Accepted, Promise, Refused
 from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
 
 
@@ -46,3 +47,13 @@ class StopTrainingRequest:
     """To the first rank: the run ends after the step under way, or the next one."""
 
     kind: ClassVar[str] = "stop"
+
+
+@dataclass(frozen=True)
+class WitnessRequest:
+    """What the witness answers to a rank that has asked: one of these."""
+
+    kind: ClassVar[str] = "witness"
+    promise: Promise | None = None
+    accepted: Accepted | None = None
+    refused: Refused | None = None

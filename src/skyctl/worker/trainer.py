@@ -25,6 +25,8 @@ from skyctl.worker.checkpointer import (
     resumed_step,
     save_weights,
 )
+from skyctl.worker.elastic.elastic_rank import ElasticRank, check_elastic
+from skyctl.worker.elastic.elastic_steps import ElasticBatches, ElasticSteps
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, stage_group_tag
 from skyctl.worker.pipeline.executor import Executor
@@ -83,6 +85,7 @@ class Trainer:
         self._rule: EachStep | None = None
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
+        self._elastic: ElasticRank | None = None
         self._stop_requested = self._is_out_of_patience = False
         first, _ = order.microbatch_range
         self._recorder = TraceRecorder(first_microbatch=first) if order.trace else None
@@ -100,7 +103,11 @@ class Trainer:
         self._spec, self._recipe = order.workload, order.recipe
         torch.manual_seed(self._spec.seed)
         ring = order.sync.ring if order.sync is not None else None
-        world = self._world = World(order.world, ring, self._link, self._device, self._recorder)
+        check_elastic(order)
+        may_shrink = order.elastic is not None
+        world = self._world = World(
+            order.world, ring, self._link, self._device, self._recorder, may_shrink=may_shrink
+        )
         world.join()  # a user's model() may ask torch.distributed which rank it is
         offer_replicas(world.store, order)
         self._workload = load_workload(self._spec)
@@ -118,6 +125,8 @@ class Trainer:
         self._progress.phase = CONNECT_PHASE
         end_offer()
         world.connect()
+        if order.elastic is not None:
+            self._elastic = ElasticRank(order, order.elastic, world, self._channel)
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
         tag = stage_group_tag(len(batches.streamed_sizes))
         stages = self._stages = StageGroup(world.neighbours, tag, self._progress)
@@ -127,6 +136,8 @@ class Trainer:
         maker = self._make_maker(executor, update, first_step)
         steps_done = self._train(executor, maker, scheduler, first_step, checkpointer)
         self._progress.phase = "end"
+        if self._elastic is not None:
+            self._elastic.leave()
         world.compare_clocks("end")
         close_replicas(graceful=True)
         world.close(graceful=True)
@@ -145,6 +156,8 @@ class Trainer:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
         self._link.close()
         close_replicas()
+        if self._elastic is not None:
+            self._elastic.close()
         if self._world is not None:
             self._world.close()
         for sums in (self._rule, self._average):
@@ -240,7 +253,11 @@ class Trainer:
         if self._batches.is_only_pipeline:
             return first_step, Checkpointer(options, state, origin, best=best)
         sketch = partial(sketch_layers, layers, start, seed)
-        return first_step, Checkpointer(options, state, origin, sketch, best)
+        writes = None if self._order.elastic is None else self._is_first_member
+        return first_step, Checkpointer(options, state, origin, sketch, best, writes)
+
+    def _is_first_member(self) -> bool:
+        return self._elastic is not None and self._elastic.is_first
 
     def _make_update(
         self,
@@ -326,7 +343,10 @@ class Trainer:
             tied=ties.parameters,
             uncompressed_steps=sums.uncompressed_steps,
             seed=self._spec.seed,
+            keeps=self._elastic is not None,
         )
+        if self._elastic is not None:
+            return self._elastic.make_rule(update, sync)
         if not isinstance(sync, DelayedSync):
             return EachStep(update, sync)
         predicted = PredictedWeights(stage.layers, update.optimizer) if update.optimizer else None
@@ -370,6 +390,9 @@ class Trainer:
 
     def _make_maker(self, executor: Executor, update: StageUpdate, first_step: int) -> StepMaker:
         """What makes the run's steps, or rounds."""
+        if isinstance(executor.rule, ElasticSteps):
+            executor.rule.attach(executor, self._batches, self._seeder)
+            return executor.rule
         if self._order.rounds is None:
             return executor
         return make_rounds(
@@ -395,7 +418,7 @@ class Trainer:
         """Every step of the run; returns how many are done."""
         validator = None
         # the first pipeline validates, with all samples; owners do, each with data of its own
-        if self._order.pipeline == 0 or self._batches.are_owned:
+        if self._order.pipeline == 0 or self._batches.are_owned or self._elastic is not None:
             sizes = self._batches.all_sizes
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, sizes)
         validation_batch = None
@@ -421,17 +444,24 @@ class Trainer:
             sketch_of=partial(self._batches.sketch_of, sketcher),
             validation_batch=validation_batch,
             stages=self._stages if validator is not None and not self._batches.are_owned else None,
+            is_first=None if self._elastic is None else self._is_first_member,
             is_only_pipeline=self._batches.is_only_pipeline,
             best=self._order.best,
         )
         self._progress.phase = "the first step"
-        steps_done = loop.run(Prefetcher(sketcher), first_step, self._order.steps)
+        batches: Prefetcher | ElasticBatches = Prefetcher(sketcher)
+        if self._elastic is not None and isinstance(executor.rule, ElasticSteps):
+            batches = executor.rule.read(Prefetcher(sketcher))
+            self._elastic.start()
+        steps_done = loop.run(batches, first_step, self._order.steps)
         self._is_out_of_patience = loop.is_out_of_patience
         executor.drain()
         self._stages.drain()
         return steps_done
 
     def _check_for_stop(self) -> bool:
+        if self._elastic is not None:
+            return self._elastic.is_stop_requested
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:
             self._stop_requested = message[0].get("op") == StopTrainingRequest.kind
         return self._stop_requested

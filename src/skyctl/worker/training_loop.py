@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 
 from skyctl.agent.task_events import to_message
-from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
@@ -23,6 +22,16 @@ from skyctl.worker.stage_group import StageGroup
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.worker.updates.step_report import StepReport
 from skyctl.workload.recipe import Recipe
+
+
+class BatchReader(Protocol):
+    """What gives batches: ``Prefetcher``, ``elastic_steps.ElasticBatches``."""
+
+    def get(self) -> tuple[Any, Any]:
+        """The next one, as (inputs, targets)."""
+
+    def prefetch(self) -> None:
+        """Fetches the next one now, where that is safe."""
 
 
 class StepMaker(Protocol):
@@ -58,6 +67,7 @@ class TrainingLoop:
         stages: of the one pipeline whose validation says which checkpoint is best; None: another's does, or
             each owner's, or nobody validates.
         is_only_pipeline: there are no others, which can't know whether a validation was the best yet.
+        is_first: whether it is this rank that validates now; None: whoever has a validator does.
         best: the best validation so far.
         is_out_of_patience: the run ends with the next step, as no validation was better for too long.
     """
@@ -75,10 +85,11 @@ class TrainingLoop:
     validation_batch: BatchSketch | None = None
     stages: StageGroup | None = None
     is_only_pipeline: bool = True
+    is_first: Callable[[], bool] | None = None
     best: BestValidation | None = None
     is_out_of_patience: bool = False
 
-    def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
+    def run(self, batches: BatchReader, first_step: int, steps: int) -> int:
         """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
 
         Time spent after a step (validation, a checkpoint) counts in no step.
@@ -97,7 +108,7 @@ class TrainingLoop:
             ended = time.perf_counter()
             last = step + 1 == steps
             validation_due = self.recipe.validates(step, last=last) and not report.is_last
-            validates = validation_due and self.validator is not None
+            validates = validation_due and self.validator is not None and self._is_first()
             saves = self.checkpointer is not None and (
                 self.checkpointer.due(step + 1, early=report.is_last, last=last)
                 or (validation_due and not self.is_only_pipeline)
@@ -120,6 +131,9 @@ class TrainingLoop:
 
     def _stop_requested(self) -> bool:
         return self.stop_requested is not None and (self.is_out_of_patience or self.stop_requested())
+
+    def _is_first(self) -> bool:
+        return self.is_first is None or self.is_first()
 
     def _check_patience(self, done: int) -> None:
         if self.stages is not None:

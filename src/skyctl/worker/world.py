@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -12,7 +13,14 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.errors import RunError
-from skyctl.transport.process_group import PairOptions, PlannedProcessGroup, run_in_thread, wait_for_all
+from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.process_group import (
+    PairOptions,
+    PlannedProcessGroup,
+    SkyctlProcessGroup,
+    run_in_thread,
+    wait_for_all,
+)
 from skyctl.transport.torch_backend import join
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
@@ -22,6 +30,7 @@ from skyctl.worker.rank_requests import StoredRequest
 from skyctl.worker.trace import clock_offset
 from skyctl.worker.trace.trace_recorder import TraceRecorder
 
+MEMBER_PURPOSE = "member"
 _c10d: Any = dist  # Store is not in torch's type stubs
 
 
@@ -71,6 +80,7 @@ class World:
         order: its place there.
         ring: the ranks in the order in which the backend's own collective sums; None: nothing does.
         recorder: given clock offsets, where a trace is recorded.
+        may_shrink: ranks may leave, and the others connect anew.
     """
 
     def __init__(
@@ -80,8 +90,11 @@ class World:
         link: LauncherLink,
         device: torch.device,
         recorder: TraceRecorder | None = None,
+        *,
+        may_shrink: bool = False,
     ) -> None:
-        self._order, self._ring = order, ring
+        self._order, self._ring, self._may_shrink = order, ring, may_shrink
+        self._member_group: SkyctlProcessGroup | None = None
         self._device, self._recorder = device, recorder
         self._group: PlannedProcessGroup | None = None
         self._is_member = False
@@ -113,6 +126,7 @@ class World:
             devices={rank: self._device for rank in (order.before, order.after) if rank is not None},
             backend=order.backend,
             ring=self._ring,
+            keeps_listening=self._may_shrink,
         )
         group: Any = join(self.store, order.rank, order.ranks, self._options, order.timeout_s)
         self._group, self._is_member = group, True
@@ -129,6 +143,34 @@ class World:
         self._group.connect(self.store, self._options)
         wait_for_all([run_in_thread(peer.measure_latency) for peer in self.peers.values()])
         self.compare_clocks("start")
+
+    def connect_members(self) -> dict[int, Peer]:
+        """By rank, all peers over a second connection each, which stays while those of sums come and go.
+
+        Raises:
+            PeerUnreachableError: a peer can't be reached, or did not come in time.
+        """
+        order, secrets = self._order, self._options.secrets
+        pairs = {
+            rank: PeerConnection(
+                f"rank {rank} ({host})",
+                order.timeout_s,
+                secret=secrets[rank],
+                peer_rank=rank,
+                identity=order.tls,
+                purpose=MEMBER_PURPOSE,
+            )
+            for rank, host in order.hosts.items()
+        }
+        group = self._member_group = SkyctlProcessGroup(order.rank, order.ranks, pairs)
+        group.connect(self.store, replace(self._options, purpose=MEMBER_PURPOSE, keeps_listening=False))
+        return {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in order.hosts.items()}
+
+    @property
+    def sum_group(self) -> SkyctlProcessGroup:
+        """The group that sums go over, where ranks may leave."""
+        assert isinstance(self._group, SkyctlProcessGroup), "only the backend skyctl can connect anew"
+        return self._group
 
     def compare_clocks(self, when: str) -> None:
         """Compares clocks with the ranks that the order names, at the run's ``start`` or ``end``.
@@ -156,8 +198,9 @@ class World:
         Args:
             graceful: only once the peers close too.
         """
-        if self._group is not None:
-            self._group.close(graceful=graceful)
+        for group in (self._group, self._member_group):
+            if group is not None:
+                group.close(graceful=graceful)
         if self._is_member and not graceful:
             self._is_member = False
             dist.destroy_process_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from skyctl.worker.elastic.agreement import WITNESS, Acceptor, Agreement, OwnWork
 from skyctl.worker.elastic.generation import (
@@ -34,7 +35,7 @@ class Member:
 
 
 class Simulation:
-    """``members`` ranks that make steps until ``run`` ends; one event at a time, in an order drawn by seed."""
+    """``members`` ranks that make steps while ``run`` lasts; what happens next is drawn by seed."""
 
     def __init__(self, seed: int, members: int, microbatches: int = 8, *, has_witness: bool = False) -> None:
         self.draw = random.Random(seed)
@@ -91,9 +92,9 @@ class Simulation:
         for rank in self.alive():
             for other in self.members:
                 gone = other in self.dead or frozenset((rank, other)) in self.cut
-                if gone and (rank, other) not in self.noticed and other != rank:
-                    if not self.lines[(other, rank)] or self._is_cut((other, rank)):
-                        choices.append(lambda rank=rank, other=other: self._notice(rank, other))
+                nothing_comes = not self.lines[(other, rank)] or self._is_cut((other, rank))
+                if gone and nothing_comes and (rank, other) not in self.noticed and other != rank:
+                    choices.append(partial(self._notice, rank, other))
             choices += self._work_choices(rank)
         if not choices or self.draw.random() < 0.1:
             choices.append(self._beat)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from skyctl.worker.batches.batch_sketch import BatchSketcher, sketch_batch
 from skyctl.worker.rank_events import BatchSketch
-from skyctl.workload.data import EpochPosition
+from skyctl.workload.data import Batch, EpochPosition, slice_samples
 from skyctl.workload.recipe import microbatch_sizes
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class RankBatches:
         self.all_sizes = microbatch_sizes(self._batch_size, order.microbatches)
         first, stop = order.microbatch_range
         self.sizes = self.all_sizes[first:stop]
-        self.streamed_sizes = self.sizes if order.pipeline else self.all_sizes
+        keeps_share = order.pipeline and order.elastic is None
+        self.streamed_sizes = self.sizes if keeps_share else self.all_sizes
         self.first_microbatch = first + (0 if rounds is None else rounds.index * len(self.all_sizes))
         self.share = len(self.sizes) / len(self.all_sizes)
         self._samples = sum(self.all_sizes[:first]), sum(self.all_sizes[:stop])
@@ -76,6 +78,14 @@ class RankBatches:
             cut=self._samples if cuts else None,
             is_part=not (self._are_whole or cuts),
         )
+
+    def reader(self, step: int, first: int, stop: int) -> Iterator[Batch]:
+        """From that step on, the samples of the step's microbatches [first, stop), whoever's they are."""
+        samples = sum(self.all_sizes[:first]), sum(self.all_sizes[:stop])
+        if not self._workload.reads_whole_batches:
+            yield from self._workload.batches(step, *samples)
+        for inputs, targets in self._workload.batches(step):
+            yield slice_samples(inputs, *samples), slice_samples(targets, *samples)
 
     def sketch_of(self, sketcher: BatchSketcher, step: int) -> BatchSketch | None:
         """The sketch of a step's batch, or of a round's first one; None where it is not compared.

@@ -7,8 +7,8 @@ member. With the votes of all members, and one digest, the arbiter says so to al
 members, and whether the step under way is applied (all of them have its sum) or its sum is made again. That
 is one round of Paxos (Lamport, *Paxos Made Simple*, 2001), in which the members of the generation before are
 the acceptors. So of two halves only one can go on, and where an update was applied before somebody left, all
-others apply it, too: it had everybody's vote. A rank that has promised to leave a generation votes and commits
-no more in it. With an even number of members a *witness* is one acceptor more: it decides between two halves.
+others apply it, too: it had everybody's vote. A rank that has promised to leave a generation votes no more in
+it, and commits nothing. With an even number of members a *witness* is one acceptor more: it decides between two halves.
 
 ``Agreement`` does no I/O and knows no clock. It is told what has come (``handle``), whom this rank has heard
 from (``hear``) and whom it has lost (``lose``); what is to be sent lies in ``outbox``. A rank that ends is
@@ -206,10 +206,15 @@ class Agreement:
         """Takes in a message; what does not belong to this generation is answered, kept or dropped."""
         if sender in self._lost:
             return
-        if isinstance(message, Prepare) and message.number > self.generation.number:
+        if isinstance(message, Prepare):
             self._enter(message.base)
+        elif isinstance(message, Chosen):
+            self._enter(message.generation)
+            return
         if message.number > self.generation.number:
             self._early.append((sender, message))
+            if isinstance(message, Trouble):  # the sender then tells what was chosen meanwhile
+                self._send(sender, Trouble(self.generation.number, tuple(sorted(self._edges))))
             return
         if message.number < self.generation.number:
             if isinstance(message, Trouble | Prepare):
@@ -235,13 +240,10 @@ class Agreement:
                 self._send(sender, Refused(message.number, self._acceptor.promised))
         elif isinstance(message, Accepted):
             self._take_accepted(sender, message)
-        elif isinstance(message, Refused):
-            if self._round is not None and message.promised > self._round.ballot:
-                self._rounds_begun = max(self._rounds_begun, message.promised[0])
-                self._round = None
-                self._consider()
-        else:
-            self._enter(message.generation)
+        elif self._round is not None and message.promised > self._round.ballot:
+            self._rounds_begun = max(self._rounds_begun, message.promised[0])
+            self._round = None
+            self._consider()
 
     # --- votes
 
@@ -442,9 +444,7 @@ def next_generation(base: Generation, promises: dict[int, Promise], microbatches
             busy_s[rank] = (promise.left if is_there else len(own)) * paces[rank]
         missing = sorted(set(range(microbatches)) - held)
         extra = hand_out(missing, deal(len(missing), paces, busy_s))
-    return Generation(
-        base.number + 1, members, even_shares(microbatches, paces), step, is_applied, extra
-    )
+    return Generation(base.number + 1, members, even_shares(microbatches, paces), step, is_applied, extra)
 
 
 def _step_of(promise: Promise) -> int:

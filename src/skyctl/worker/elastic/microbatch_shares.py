@@ -40,7 +40,7 @@ def deal(count: int, paces: Mapping[int, float], begun_s: Mapping[int, float]) -
 def even_shares(microbatches: int, paces: Mapping[int, float]) -> dict[int, IndexRange]:
     """By rank, its range of a step's microbatches: each has one at least, as far as there are enough."""
     ranks = sorted(paces)
-    first = {rank: 1 for rank in sorted(ranks, key=lambda r: (paces[r], r))[:microbatches]}
+    first = dict.fromkeys(sorted(ranks, key=lambda r: (paces[r], r))[:microbatches], 1)
     begun_s = {rank: paces[rank] * first.get(rank, 0) for rank in ranks}
     counts = deal(microbatches - len(first), paces, begun_s)
     shares: dict[int, IndexRange] = {}

@@ -65,6 +65,17 @@ class Executor:
     _while_waiting: Callable[[], None] = _do_nothing
 
     def __post_init__(self) -> None:
+        self.take_share(self.microbatch_sizes)
+
+    def take_share(self, microbatch_sizes: Sequence[int]) -> None:
+        """From now on steps are of other microbatches, of so many samples each; none where it is empty.
+
+        Only of a pipeline of one stage: nothing is agreed with others.
+        """
+        self.microbatch_sizes = microbatch_sizes
+        if not microbatch_sizes:
+            self._actions = []
+            return
         order = actions(self.schedule, len(self.microbatch_sizes), self.in_flight, self.deferred_weights)
         self._actions = [a for a in order if a.kind != WEIGHT_GRADIENTS or self.stage.defers_weights]
 
@@ -107,6 +118,18 @@ class Executor:
             self.recorder.end()
         return report
 
+    def drop_losses(self) -> None:
+        """The step's microbatches are made again: what there is of its loss does not count."""
+        self._losses.clear()
+
+    def add_microbatches(self, step: int, batch: tuple[Any, Any], report: StepReport) -> None:
+        """More microbatches of the step under way: the current share's, whose gradients and losses are added.
+
+        Args:
+            batch: inputs and targets of their samples.
+        """
+        self._run_microbatches(step, batch, report, lambda: False, is_more=True)
+
     def average_figures(self, step: int) -> None:
         """Gives all replicas of these layers the mean of their norms' running figures."""
         self.rule.average_figures(step)
@@ -122,10 +145,23 @@ class Executor:
             sender.drain()
 
     def _run_microbatches(
-        self, step: int, batch: tuple[Any, Any], report: StepReport, stop_requested: Callable[[], bool]
+        self,
+        step: int,
+        batch: tuple[Any, Any],
+        report: StepReport,
+        stop_requested: Callable[[], bool],
+        *,
+        is_more: bool = False,
     ) -> None:
-        """Every microbatch forward and backward."""
-        self._losses.clear()
+        """Every microbatch forward and backward.
+
+        Args:
+            is_more: others of the same step were made before; the sum does not begin beside the last one.
+        """
+        if not is_more:
+            self._losses.clear()
+        if not self.microbatch_sizes:
+            return
         inputs, targets = self._split(batch)
         final = len(self.microbatch_sizes) - 1
         last_kind = WEIGHT_GRADIENTS if self.stage.defers_weights else BACKWARD
@@ -139,13 +175,13 @@ class Executor:
                 self.progress.phase = f"step {step}, backward of microbatch {microbatch}"
                 if self.stage_io.output_gradients is not None:
                     self._use_waiting()
-                if microbatch == final:
+                if microbatch == final and not is_more:
                     self.rule.begin(step, early=not self.stage.defers_weights)
                 self._backward(step, microbatch, report)
             else:
                 self.progress.phase = f"step {step}, weight gradients of microbatch {microbatch}"
                 self._weights(microbatch, report)
-            if self.rule.by_microbatch and kind == last_kind and microbatch != final:
+            if self.rule.by_microbatch and kind == last_kind and (microbatch != final or is_more):
                 report.backward_s += self.timer.run(self.rule.end_microbatch).wall_s
             for receiver in self.stage_io.receivers:
                 receiver.refill()
@@ -156,7 +192,9 @@ class Executor:
         self._while_waiting = _do_nothing
 
     def _fetch(self, next_batch: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
-        """The step's batch; (None, None) on stages that need none."""
+        """The step's batch; (None, None) where none is needed."""
+        if not self.microbatch_sizes:
+            return None, None
         return next_batch() if self.stage_io.inputs is None or self.is_last else (None, None)
 
     def _split(self, batch: tuple[Any, Any]) -> tuple[list[Any] | None, list[Any] | None]:

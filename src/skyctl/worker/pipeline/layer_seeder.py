@@ -20,7 +20,8 @@ from skyctl.schedule.seeds import splitmix64
 class LayerSeeder:
     """Seeds torch's generators, of the CPU and of the stage's device, and Python's ``random``.
 
-    Generators that the user's layers make themselves are theirs to seed. ``step`` is set by the caller.
+    Generators that the user's layers make themselves are theirs to seed. ``step`` is set by the caller, and
+    ``first_microbatch`` where that changes.
 
     Args:
         seed: the workload's.
@@ -29,7 +30,7 @@ class LayerSeeder:
     """
 
     def __init__(self, seed: int, start: int, device: torch.device, first_microbatch: int = 0) -> None:
-        self._seed, self._start, self._first_microbatch = seed, start, first_microbatch
+        self._seed, self._start, self.first_microbatch = seed, start, first_microbatch
         self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
         if device.type != "cpu":
             self._seeders.append(seed_function(device))
@@ -41,7 +42,7 @@ class LayerSeeder:
         Args:
             microbatch: counted from the pipeline's first.
         """
-        number = self._first_microbatch + microbatch
+        number = self.first_microbatch + microbatch
         seed = splitmix64(self._seed, self.step, number, self._start + position)
         for seeder in self._seeders:
             seeder(seed)

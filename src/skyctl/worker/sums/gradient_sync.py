@@ -42,6 +42,7 @@ from skyctl.worker.sums.sum_codecs import FIXED32
 from skyctl.worker.sums.summed_gradients import (
     FloatGradients,
     IntegerGradients,
+    KeptGradients,
     SummedGradients,
     TrainedParameter,
     check_summable,
@@ -95,6 +96,7 @@ class GradientSync:
         tied: by ``tie`` of a group, the layers that share them, the parameters; their gradients are summed.
         uncompressed_steps: with ``powersgd:R``, so many at the run's start are summed whole.
         seed: the run's.
+        keeps: sums are made of copies, so that they can be made again (``reroute``), and wait for ``apply``.
 
     Raises:
         RunError: several groups and ``fixed32``: they would not make a step again together.
@@ -115,6 +117,7 @@ class GradientSync:
         tied: Mapping[tuple[int, ...], Sequence[nn.Parameter]] | None = None,
         uncompressed_steps: int = 0,
         seed: int = 0,
+        keeps: bool = False,
     ) -> None:
         if format == FIXED32 and len(groups) > 1:
             raise RunError(f"{FIXED32} sums one group of layers, and this rank is in {len(groups)}")
@@ -148,6 +151,8 @@ class GradientSync:
                 gradients = IntegerGradients(parameters, microbatches)
             else:
                 gradients = FloatGradients(parameters)
+            if keeps:
+                gradients = KeptGradients(gradients)
             self._groups.append(
                 GroupSync(
                     RouteSum.from_order(group, peers),
@@ -227,6 +232,41 @@ class GradientSync:
         travelling_s = min(waited_s, self._travel_s)
         transfer_s = time.perf_counter() - announced + travelling_s
         return SyncReport(waited_s - travelling_s, transfer_s, any(agreed), repeats)
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether there are norms with running figures, which are averaged now and then."""
+        return any(group.has_figures for group in self._groups)
+
+    def give_up(self) -> None:
+        """Ends the sum under way, whose connections are closed; ``reroute`` has yet to follow."""
+        self._watching = False
+        for group in self._groups:
+            group.give_up()
+
+    def reroute(self, group: SumGroupOrder, peers: Mapping[int, Peer]) -> None:
+        """From now on the only group sums over other routes, with what ranks had of their own.
+
+        Args:
+            group: as in an order.
+            peers: the new connections to every rank on its routes, by rank.
+        """
+        [only] = self._groups
+        only.reroute(RouteSum.from_order(group, peers))
+
+    def digest(self) -> str:
+        """Of the sum's bytes, 32 hexadecimal digits; after ``finish``, where sums are of copies."""
+        [kept] = self._kept
+        return kept.digest()
+
+    def apply(self) -> None:
+        """Puts sums of copies where optimizers look for them."""
+        for kept in self._kept:
+            kept.apply()
+
+    @property
+    def _kept(self) -> list[KeptGradients]:
+        return [group.gradients for group in self._groups if isinstance(group.gradients, KeptGradients)]
 
     def average_figures(self, step: int) -> None:
         """Gives every replica the mean of all replicas' running figures, weighted by microbatches.

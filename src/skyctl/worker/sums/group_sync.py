@@ -55,17 +55,40 @@ class GroupSync:
         self.repeats = False
         self._sizes = _sizes_of(layers, rank_of(format))
         self._numels = self._sizes[0]
-        shares = [route.share for route in sums.routes]
-        self._passes = PassLayouts(format, chunk_bytes, shares, *self._sizes, uncompressed_steps)
-        self._empty_layout = make_layout([], shares, 1)
-        self._figures_layout: SumLayout | None = None
-        if self._figures:
-            numels = [figure.numel for figure in self._figures]
-            self._figures_layout = make_layout([numels], shares, chunk_numel("float32", chunk_bytes))
+        self._format, self._chunk_bytes = format, chunk_bytes
+        self._uncompressed_steps = uncompressed_steps
+        self._cut_for_routes()
         self._sum_work: SumWork | None = None
         self._taken_count = self._ready_layers = 0
         self._open: list[Tensor] = []
         self._codes = b""
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether norms of its layers have running figures."""
+        return bool(self._figures)
+
+    def give_up(self) -> None:
+        """Ends the sum under way, whose connections are closed; ``reroute`` has yet to follow."""
+        self.sums.close()
+        self.sums.join()
+
+    def reroute(self, sums: RouteSum) -> None:
+        """From now on sums go over other routes."""
+        self.sums = sums
+        self._cut_for_routes()
+
+    def _cut_for_routes(self) -> None:
+        """Cuts what is summed into chunks, by the shares of the routes."""
+        shares = [route.share for route in self.sums.routes]
+        self._passes = PassLayouts(
+            self._format, self._chunk_bytes, shares, *self._sizes, self._uncompressed_steps
+        )
+        self._empty_layout = make_layout([], shares, 1)
+        self._figures_layout: SumLayout | None = None
+        if self._figures:
+            numels = [figure.numel for figure in self._figures]
+            self._figures_layout = make_layout([numels], shares, chunk_numel("float32", self._chunk_bytes))
 
     @property
     def sizes(self) -> SumSizes:

@@ -75,6 +75,7 @@ class RouteSum:
         self._agreed: _PostedAgreement | None = None
         self.ended_by: int | None = None
         self._has_ended = False
+        self._threads: list[threading.Thread] = []
         self._add_up = add_up
         if add_up is not None:
             self._start_thread(self._sum_buckets, 0, "ring")
@@ -156,6 +157,11 @@ class RouteSum:
             inbox.put(None)
         self._inboxes.clear()
 
+    def join(self) -> None:
+        """After ``close``: until the threads have ended, which close connections where a sum has failed."""
+        for thread in self._threads:
+            thread.join()
+
     def _agree(self, codes: bytes, largest: int) -> bytes:
         route, sum_work = self._agreement, self._sum_work
         assert sum_work is not None
@@ -220,7 +226,9 @@ class RouteSum:
                 sum_work.finish_thread()
 
         name = f"sums group {self._group} route {number} {way}"
-        threading.Thread(target=run, daemon=True, name=name).start()
+        thread = threading.Thread(target=run, daemon=True, name=name)
+        self._threads.append(thread)
+        thread.start()
 
     def _fail(self, sum_work: SumWork, error: BaseException) -> None:
         sum_work.fail(error)

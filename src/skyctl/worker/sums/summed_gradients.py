@@ -8,6 +8,7 @@ most M · 2^(e - 1) after M microbatches, and then rounded once to the parameter
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ Tensor = torch.Tensor
 PIPELINE_HINT = "a pipeline (skyctl plan … --parallel pipeline) trains it as it is"
 AGREED_FLAGS = 2
 """What ranks agree on before a code for each parameter: whether the step is the last, and is made again."""
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of a number, the whole numbers of that size."""
 _PART_NUMEL = 65_536
 """Numbers rounded at a time, so that intermediate results stay in a processor's cache."""
 
@@ -112,6 +115,10 @@ class FloatGradients(SummedGradients):
         self._taken.append((flat, gradient is not None))
         return flat
 
+    def begin(self, step: int) -> None:  # noqa: ARG002
+        """As of ``SummedGradients``: what was taken before is taken again."""
+        self._taken = []
+
     def codes(self) -> bytes:
         """1 where this rank has a gradient."""
         return bytes(had_gradient for _, had_gradient in self._taken)
@@ -154,6 +161,78 @@ class DetachedGradients(FloatGradients):
         self._taken = []
 
 
+class KeptGradients(SummedGradients):
+    """Gradients of which copies are summed: a rank's own stay, so that a sum can be made again.
+
+    Args:
+        own: they are put where optimizers look for them by ``apply``, after ``finish``.
+    """
+
+    def __init__(self, own: SummedGradients) -> None:
+        super().__init__(())
+        self._own = own
+        self.largest_code = own.largest_code
+        self._sums: list[tuple[Tensor, Tensor]] = []
+        self._codes = b""
+
+    @property
+    def is_summable(self) -> bool:
+        """As of ``SummedGradients``."""
+        return self._own.is_summable
+
+    def restart(self) -> None:
+        """As of ``SummedGradients``."""
+        self._sums = []
+        self._own.restart()
+
+    def begin(self, step: int) -> None:
+        """As of ``SummedGradients``; the copies of a sum that did not end are dropped."""
+        self._sums = []
+        self._own.begin(step)
+
+    def end_microbatch(self) -> None:
+        """As of ``SummedGradients``."""
+        self._own.end_microbatch()
+
+    def take(self, place: int) -> Tensor:
+        """A copy of the rank's own numbers."""
+        own = self._own.take(place)
+        copy = own.clone()
+        self._sums.append((own, copy))
+        return copy
+
+    def codes(self) -> bytes:
+        """As of ``SummedGradients``."""
+        return self._own.codes()
+
+    def overflows(self) -> bool:
+        """As of ``SummedGradients``."""
+        return self._own.overflows()
+
+    def repeat(self, codes: bytes) -> None:
+        """As of ``SummedGradients``."""
+        self._own.repeat(codes)
+
+    def finish(self, codes: bytes) -> None:
+        """All is summed, and waits for ``apply``."""
+        self._codes = codes
+
+    def digest(self) -> str:
+        """Of the sum's bytes, 32 hexadecimal digits: not the same where one number is another."""
+        digest = hashlib.blake2b(self._codes, digest_size=16)
+        for _, summed in self._sums:
+            words = summed.view(_WORDS[summed.element_size()])
+            digest.update(str(torch.sum(words, dtype=torch.int64).item()).encode())
+        return digest.hexdigest()
+
+    def apply(self) -> None:
+        """Puts the sums where optimizers look for them."""
+        for own, summed in self._sums:
+            own.copy_(summed)
+        self._sums = []
+        self._own.finish(self._codes)
+
+
 class IntegerGradients(SummedGradients):
     """Sums of integers: four bytes for each number trained, which become the gradient's own in the end.
 
@@ -186,6 +265,10 @@ class IntegerGradients(SummedGradients):
         self._codes = b""
         for master in self._masters:
             master.grad = None
+
+    def begin(self, step: int) -> None:  # noqa: ARG002
+        """As of ``SummedGradients``: there may be more of them than at the last time."""
+        self._codes = b""
 
     def end_microbatch(self) -> None:
         """Takes every gradient, so that the next backward begins a new one."""

@@ -1,0 +1,294 @@
+"""Steps that survive the ranks that leave in them: the others make their microbatches, and sum again.
+
+Each rank holds all layers. What it computes of a step stays until the step's sum takes effect: copies are
+summed (``KeptGradients``), and a sum that can't end is made again, among those that are left, from what they
+have and from the microbatches of those that are gone. Nothing is rolled back. With ``fixed32`` the sum has
+the bits that it would have had.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from statistics import median
+from typing import Any, Protocol
+
+from skyctl.errors import RunError
+from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
+from skyctl.worker.batches.rank_batches import RankBatches
+from skyctl.worker.batches.sample_batches import Prefetcher
+from skyctl.worker.elastic.generation import Generation
+from skyctl.worker.elastic.membership import Membership
+from skyctl.worker.elastic.microbatch_shares import ranges_of
+from skyctl.worker.elastic.route_trees import place_on, routes_among
+from skyctl.worker.peer import Peer
+from skyctl.worker.pipeline.executor import Executor
+from skyctl.worker.pipeline.layer_seeder import LayerSeeder
+from skyctl.worker.rank_order import ElasticOrder, IndexRange, SumGroupOrder
+from skyctl.worker.sums.gradient_sync import GradientSync
+from skyctl.worker.updates.stage_update import StageUpdate
+from skyctl.worker.updates.step_report import StepReport
+from skyctl.worker.updates.update_rules import EachStep
+
+RECONNECT_S = 3600.0
+"""For members to come to a sum that is made again; their signs of life say earlier if they don't."""
+_INTERRUPT_S = 0.05
+_KEPT_PACES = 16
+
+
+class ReconnectingGroup(Protocol):
+    """What is needed of ``SkyctlProcessGroup``."""
+
+    def reconnect(self, uuid: int, peers: Sequence[int], timeout_s: float) -> None: ...
+    def abort(self) -> None: ...
+
+
+class SumConnections:
+    """The connections that sums go over: those of one generation, and of no other.
+
+    Args:
+        group: whose peers of the first generation are connected.
+        rank: this one's.
+    """
+
+    def __init__(self, group: ReconnectingGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+        self._wanted = 0
+        self._is_closed = False
+
+    def renew(self, number: int, members: Sequence[int]) -> None:
+        """Connects to these members for sums of that generation.
+
+        Raises:
+            RunError: one of them did not come; or ``give_up`` was called.
+        """
+        self._wanted = number
+        self._group.reconnect(number, [rank for rank in members if rank != self._rank], RECONNECT_S)
+
+    def give_up(self, number: int) -> None:
+        """Ends what waits on connections of that generation, until there is a newer one."""
+        while self._wanted <= number and not self._is_closed:
+            self._group.abort()
+            time.sleep(_INTERRUPT_S)
+
+    def close(self) -> None:
+        """Nothing is to be given up any more."""
+        self._is_closed = True
+
+
+class ElasticBatches:
+    """A rank's samples of each step, whatever its share is; in the place of a ``Prefetcher``.
+
+    Args:
+        first: reads the share that the rank begins with.
+    """
+
+    def __init__(self, batches: RankBatches, share: IndexRange, first: Prefetcher) -> None:
+        self._batches, self._share, self._reader = batches, share, first
+
+    def get(self) -> tuple[Any, Any]:
+        """The next batch of the share."""
+        return self._reader.get()
+
+    def prefetch(self) -> None:
+        """As of ``Prefetcher``."""
+        self._reader.prefetch()
+
+    def change(self, step: int, share: IndexRange) -> None:
+        """From that step on, this share is read; not if it is empty."""
+        if share != self._share and share[0] < share[1]:
+            self._reader = Prefetcher(self._batches.reader(step, *share))
+            self._share = share
+
+    def once(self, step: int, share: IndexRange) -> tuple[Any, Any]:
+        """One step's samples of another share."""
+        return next(self._batches.reader(step, *share))
+
+
+class ElasticSteps(EachStep):
+    """Makes steps with the ranks that are there: what updates weights, and what makes the steps.
+
+    Args:
+        sync: keeps a rank's own gradients; of one group.
+        group: that of the order.
+        order: shares and routes as planned.
+        tell: called with each generation that this rank makes sums in.
+    """
+
+    def __init__(
+        self,
+        update: StageUpdate,
+        sync: GradientSync,
+        members: Membership,
+        connections: SumConnections,
+        peers: dict[int, Peer],
+        group: SumGroupOrder,
+        order: ElasticOrder,
+        rank: int,
+        tell: Callable[[Generation], None],
+    ) -> None:
+        super().__init__(update, sync)
+        self._sums, self._members, self._connections = sync, members, connections
+        self._peers, self._group, self._order, self._rank, self._tell = peers, group, order, rank, tell
+        self._number = 0
+        self._has_begun = False
+        self._made: set[int] = set()
+        self._share = order.shares[rank]
+        self._paces: deque[float] = deque(maxlen=_KEPT_PACES)
+
+    def attach(self, executor: Executor, batches: RankBatches, seeder: LayerSeeder) -> None:
+        """What makes microbatches, before the first step."""
+        self._executor, self._rank_batches, self._seeder = executor, batches, seeder
+
+    def read(self, first: Prefetcher) -> ElasticBatches:
+        """What reads batches, whatever the share is; ``first``: that with which this rank begins."""
+        self._batches = ElasticBatches(self._rank_batches, self._share, first)
+        return self._batches
+
+    def step(
+        self,
+        step: int,
+        next_batch: Callable[[], tuple[Any, Any]],
+        *,
+        stop_requested: Callable[[], bool],
+        while_waiting: Callable[[], None],
+    ) -> StepReport:
+        """As of ``training_loop.StepMaker``."""
+        held = ranges_of(self._members.held)
+        share = held[0] if held else (0, 0)
+        self._take(share)
+        self._batches.change(step, share)
+        self._made = set(range(*share))
+        self._members.left = len(self._made)
+        report = self._executor.step(
+            step, next_batch, stop_requested=stop_requested, while_waiting=while_waiting
+        )
+        self._seeder.first_microbatch = 0  # a validation has microbatches of its own
+        report.samples = sum(self._rank_batches.all_sizes[number] for number in self._made)
+        return report
+
+    def begin(self, step: int, *, early: bool) -> None:
+        """The share's last backward is next; the sum begins beside it, unless somebody has left meanwhile."""
+        self._has_begun = False
+        if self._members.is_current(self._number) and self._members.held == self._made:
+            with suppress(PeerLostError):
+                self._sums.begin(step, early=early)
+                self._has_begun = True
+
+    def finish(self, step: int, report: StepReport) -> bool:
+        """Sums until the step's sum takes effect, among whoever is there; then updates the weights.
+
+        Raises:
+            RunError: the members that are left may not go on, or too few are; or as ``EachStep.finish``.
+        """
+        self._note_pace(report)
+        self._members.left = 0
+        report.sync_s = 0.0
+        while True:
+            generation = self._members.generation
+            self._make_missing(step, report)
+            if not self._is_connected(generation):
+                continue
+            has_begun, self._has_begun = self._has_begun, False
+            with self._update.progress.waits(f"step {step}, the sum of the gradients"):
+                try:
+                    if not has_begun:
+                        self._sums.begin(step, early=False)
+                    sync_report = self._sums.finish(is_last=report.is_last)
+                except PeerProtocolError:
+                    raise
+                except RunError:
+                    self._members.wait_change(self._number)
+                    continue
+                self._count_sum(sync_report, report)
+                if sync_report.repeats:
+                    report.repeats += 1
+                    self._begin_again()
+                    continue
+                if self._members.vote(self._number, step, self._sums.digest()):
+                    break
+        report.is_last = sync_report.is_last
+        self._sums.apply()
+        self._update.make(step, report)
+        return False
+
+    def close(self) -> None:
+        """As of ``EachStep``."""
+        self._connections.close()
+        super().close()
+
+    # --- microbatches
+
+    def _take(self, share: IndexRange) -> None:
+        self._executor.take_share(self._rank_batches.all_sizes[slice(*share)])
+        self._seeder.first_microbatch = share[0]
+
+    def _begin_again(self) -> None:
+        """Drops what was made of the step."""
+        self._sums.start_step()
+        self._executor.drop_losses()
+        self._made = set()
+
+    def _make_missing(self, step: int, report: StepReport) -> None:
+        """Makes the microbatches that are this rank's now, and were not when it began the step."""
+        held = self._members.held
+        if not self._made <= held:
+            self._begin_again()
+        for share in ranges_of(held - self._made):
+            self._members.left = share[1] - share[0]
+            self._take(share)
+            self._executor.add_microbatches(step, self._batches.once(step, share), report)
+            self._made |= set(range(*share))
+        self._members.left = 0
+
+    def _note_pace(self, report: StepReport) -> None:
+        if self._made:
+            self._paces.append((report.forward_s + report.backward_s) / len(self._made))
+            self._members.pace_s = median(self._paces)
+
+    # --- connections
+
+    def _is_connected(self, generation: Generation) -> bool:
+        """Whether sums of that generation can be made now; connects for them if not."""
+        if generation.number == self._number:
+            if self._members.is_current(self._number):
+                return True
+            self._members.wait_change(self._number)
+            return False
+        self._sums.give_up()
+        self._has_begun = False
+        try:
+            self._connections.renew(generation.number, generation.members)
+        except RunError as exc:
+            self._number = generation.number
+            peer = getattr(exc, "peer_rank", None)
+            if self._members.is_current(generation.number) and peer is not None:
+                self._members.lose(peer)
+            self._members.wait_change(generation.number)
+            return False
+        self._number = generation.number
+        self._sums.reroute(self._group_among(generation), self._peers)
+        self._tell(generation)
+        return True
+
+    def _group_among(self, generation: Generation) -> SumGroupOrder:
+        routes = routes_among(self._order.routes, generation.members)
+        return SumGroupOrder(
+            number=self._group.number,
+            first_tag=self._group.first_tag,
+            routes=tuple(place_on(route, self._rank) for route in routes),
+            start=self._group.start,
+            stop=self._group.stop,
+        )
+
+
+def interrupt_in_thread(connections: SumConnections) -> Callable[[int], None]:
+    """What ends sums of a generation, without making its caller wait."""
+
+    def interrupt(number: int) -> None:
+        threading.Thread(target=connections.give_up, args=(number,), daemon=True, name="ends sums").start()
+
+    return interrupt

@@ -1,0 +1,105 @@
+"""Ranks that are killed in a step, as real processes: the others end that step, with the same sum."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.orders import with_fields
+from tests.worker.sums import RouteEdges, ring, star
+
+from skyctl.checkpoint.node import safetensors
+from skyctl.worker.rank_order import ElasticOrder, RankOrder, RouteTree
+
+Workloads = Callable[..., dict[str, Any]]
+LAYERS = 7
+
+
+def elastic(
+    orders: Sequence[RankOrder], routes: Sequence[RouteEdges], *, witness: bool = False, least: int = 1
+) -> list[RankOrder]:
+    """The same orders, for ranks that may leave: all know all routes, and reach each other."""
+    trees = tuple(RouteTree(share, root, tuple(up), tuple(down)) for share, root, up, down in routes)
+    shares = {rank: order.microbatch_range for rank, order in enumerate(orders)}
+    elastic_order = ElasticOrder(shares, trees, least, witness)
+    return [
+        with_fields(
+            replace(order, elastic=elastic_order, weights=True),
+            hosts={str(peer): "127.0.0.1" for peer in range(len(orders)) if peer != rank},
+        )
+        for rank, order in enumerate(orders)
+    ]
+
+
+class Killer:
+    """Kills a rank's process a while after it has told of a step."""
+
+    def __init__(self, victims: Sequence[int], step: int, delay_s: float, sig: int = signal.SIGKILL) -> None:
+        self.victims, self.step, self.delay_s, self.sig = victims, step, delay_s, sig
+        self.at: float | None = None
+        self.steps: list[tuple[float, int, int]] = []
+
+    def __call__(self, pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] != "step":
+            return
+        self.steps.append((time.monotonic(), rank, event["step"]))
+        if event["step"] == self.step and self.at is None:
+            self.at = time.monotonic() + self.delay_s
+            threading.Timer(self.delay_s, self._strike, (pool,)).start()
+
+    def _strike(self, pool: Any) -> None:
+        self.at = time.monotonic()
+        for victim in self.victims:
+            pool.processes[victim].popen.send_signal(self.sig)
+
+
+def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return safetensors.load(Path(result["weights"]))
+
+
+@pytest.fixture
+def own_pool(driver: ModuleType, tmp_path: Path) -> Any:
+    """Four processes that a test may kill."""
+    pool = driver.Pool(4, tmp_path)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("format_", ["fixed32", "float32"])
+@pytest.mark.parametrize("victims", [[2], [0], [1, 3]], ids=["one", "the arbiter", "two at once"])
+def test_the_others_end_the_step_and_the_run(
+    workload: Workloads, driver: ModuleType, tmp_path: Path, format_: str, victims: list[int]
+) -> None:
+    spec = workload(batch_size=8)
+    routes = ring(4) if format_ == "fixed32" else star(4)
+    orders = driver.side_by_side(spec, LAYERS, [1, 3, 2, 2], routes, 40, sync={"format": format_})
+    witness = len(victims) == 2
+    whole = driver.Pool(4, tmp_path)
+    try:
+        undisturbed = whole.run(elastic(orders, routes))
+        assert not undisturbed.errors
+        killer = Killer(victims, 5, random.Random(format_ + str(victims)).random() * 0.02)
+        done = whole.run(elastic(orders, routes, witness=witness), killer)
+    finally:
+        whole.close()
+    left = sorted(set(range(4)) - set(victims))
+    assert sorted(done.results) == left, done.errors
+    expected = weights_of(undisturbed.results[0])
+    for rank in left:
+        assert [event["step"] for event in done.steps[rank]] == list(range(40))
+        for name, tensor in weights_of(done.results[rank]).items():
+            if format_ == "fixed32":
+                assert torch.equal(tensor, expected[name]), name
+            else:
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
