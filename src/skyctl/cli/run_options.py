@@ -21,10 +21,11 @@ from skyctl.cli.options import (
     YesOption,
 )
 from skyctl.cli.placement_options import PlacementOptions
+from skyctl.errors import InputError
 from skyctl.workload.recipe import LR_SCHEDULES, VALIDATE_BATCHES, Recipe
 
 if TYPE_CHECKING:
-    from skyctl.records.backend import Backend
+    from skyctl.records.backend import Backend, BackendRequest
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
     from skyctl.run.run_options import RunOptions
@@ -132,6 +133,22 @@ class FaultToleranceOptions:
             help="Restarts after faults, counted anew after each checkpoint.",
         ),
     ] = 3
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Where a device is lost, the others end the step with its microbatches, and go on.",
+        ),
+    ] = False
+    min_pipelines: Annotated[
+        int,
+        typer.Option(
+            "--min-pipelines",
+            min=1,
+            metavar="K",
+            help="With --elastic: with fewer devices the run goes on from its checkpoint instead.",
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +263,33 @@ class LaunchOptions(
 ):
     """All options of ``launch``. Help lists the groups from the last one to the first."""
 
+    def requested_backend(
+        self, cluster: Cluster | None, *, encrypt: bool, pins: bool = False, helpers: bool = False
+    ) -> BackendRequest:
+        """As of ``BackendOptions``; only the backend skyctl connects anew where a device is lost."""
+        asked = super().requested_backend(cluster, encrypt=encrypt, pins=pins, helpers=helpers)
+        if not self.elastic:
+            if self.min_pipelines > 1:
+                raise InputError(
+                    f"--min-pipelines {self.min_pipelines} is of runs that go on in the same step",
+                    hint="add --elastic, or leave it out",
+                )
+            return asked
+        if asked not in ("auto", "skyctl"):
+            raise InputError(
+                f"--elastic needs the backend skyctl, and {asked} is asked for: it can't connect anew",
+                hint="leave --backend out, and 'backend:' of the cluster file",
+            )
+        return "skyctl"
+
+    def check_elastic(self, plan: Plan) -> Plan:
+        """The plan. Raises InputError where its steps do not survive a lost device, and are to."""
+        from skyctl.run.elastic_spec import elastic_order
+
+        if self.elastic:
+            elastic_order(plan, self.min_pipelines)
+        return plan
+
     def settled_by_plan(self) -> dict[str, object]:
         """By option that says how to plan, what was typed (None: nothing): a plan has settled all of them."""
         return {
@@ -285,6 +329,8 @@ class LaunchOptions(
             replicas=self.replicas,
             keep_here=self.keep_here,
             max_restarts=self.max_restarts,
+            elastic=self.elastic,
+            min_pipelines=self.min_pipelines,
             wandb=self.wandb,
         )
 

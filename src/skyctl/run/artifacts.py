@@ -33,8 +33,8 @@ def gather_weights(state: AttemptState, paths: RunPaths, sessions: Mapping[str, 
     try:
         for rank, result in sorted(state.results.items()):
             spec = state.specs[rank]
-            if spec.pipeline != 0:
-                continue  # the first pipeline's are the same
+            if parts if spec.is_elastic else spec.pipeline != 0:
+                continue  # another pipeline's are the same
             if result.weights is None:
                 raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)
             parts.append(paths.weights_part(rank))

@@ -148,7 +148,7 @@ class Attempt:
         try:
             run.callbacks.phase("training")
             self._monitor.expect(iteration_s)
-            if failed := [rank for rank in self.state.ranks if rank.failure is not None]:
+            if failed := [rank for rank in self.state.ranks if self._has_ended_all(rank)]:
                 raise self._first_cause(failed[0])
             with self._tasks.interrupts_as_events():
                 self._until_all_returned()
@@ -181,8 +181,10 @@ class Attempt:
         if not self.is_ending:
             self.is_ending = True
             self.state.let_end_early()
-            with suppress(SkyctlError):
-                self._tasks.send(0, StopTrainingRequest())
+            for spec in self._orders.specs:
+                if spec.rank == 0 or spec.is_elastic:  # the first one may leave before the others hear it
+                    with suppress(SkyctlError):
+                        self._tasks.send(spec.rank, StopTrainingRequest())
         return True
 
     def end(self, limit_s: float = 0.0) -> None:
@@ -228,7 +230,9 @@ class Attempt:
             event = self._take(came)
             rank = self.state.ranks[came.key]
             if rank.failure is not None:
-                raise self._first_cause(rank)
+                if self._has_ended_all(rank):
+                    raise self._first_cause(rank)
+                return came.key, LogEvent("")  # the others go on, or have ended
             if isinstance(event, HeartbeatEvent):
                 self.state.note_phase(came.key, event)
                 self._check_health()
@@ -314,12 +318,16 @@ class Attempt:
         self._checkpoints.written(written.step, validation.loss if validation is not None else None)
         self._listener.checkpoint(written.step)
         if self._options.keep_here:
-            writers = [spec for spec in self._orders.specs if spec.pipeline == 0]
-            nodes = {layer: spec.node for spec in writers for layer in spec.layers}
-            places = {layer: nodes[layer] for layer in written.shards}
+            events = self.state.collected.checkpoint_events(written.step)
+            specs = self._orders.specs
+            places = {layer: specs[rank].node for rank, event in events.items() for layer in event.layers}
             self._checkpoints.copy_here(written.step, places, written.shards)
 
     # --- deadlines and failures
+
+    def _has_ended_all(self, rank: RankState) -> bool:
+        """Whether a rank has failed, and the others can't go on without it."""
+        return rank.failure is not None and not self.state.goes_on_without(rank)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -343,7 +351,8 @@ class Attempt:
 
         Where there are only lost peers and some rank is not heard, it waits until that one is, or is lost.
         """
-        failed = [first]
+        failed = [r for r in self.state.ranks if r.failure is not None and r is not first and not r.is_out]
+        failed.append(first)
         alive: set[int] = set()
         began = time.monotonic()
         while len(failed) < len(self.state.ranks):

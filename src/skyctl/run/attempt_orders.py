@@ -15,11 +15,12 @@ from skyctl.learning.cluster_changes import local_memory_changes, refuse_changes
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.plan_nodes import layers_by_node, nodes_in
+from skyctl.run.elastic_spec import elastic_order, is_elastic
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
 from skyctl.run.run_options import RunOptions
 from skyctl.run.sum_claims import planned_numels
-from skyctl.worker.rank_order import BestValidation
+from skyctl.worker.rank_order import BestValidation, ElasticOrder
 from skyctl.workload.shipped_files import digest_workload, files_to_ship
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -113,12 +114,21 @@ class OrderMaker:
             recipe=self._request.recipe,
             trace=self._options.trace,
             checkpoints=checkpoints,
+            elastic=self._elastic(plan),
         )
         limits, numels = policy.shard_limits(plan.problem), planned_numels(plan.problem)
         return [
             replace(spec, shard_limits={n: limits[n] for n in spec.layers}, summed_numels=numels)
             for spec in made
         ]
+
+    def _elastic(self, plan: Plan) -> ElasticOrder | None:
+        """What keeps the attempt going where a rank is lost; later ones may have a plan without that."""
+        options = self._options
+        is_first = len(self._run.journal.state.attempts) <= 1
+        if not options.elastic or not (is_first or is_elastic(plan, options)):
+            return None
+        return elastic_order(plan, min(options.min_pipelines, len(plan.pipelines)))
 
     def _ship_workload(self, plan: Plan, *, restored: bool) -> dict[str, WorkloadSpec]:
         """By node that holds a stage, the workload as that node is told it.

@@ -31,6 +31,7 @@ from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of
 from skyctl.run.step_collector import StepCollector
 from skyctl.run.sum_claims import Claims, describe_claim, wrong_ranks
+from skyctl.worker.elastic.witness import Witness
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     CheckpointEvent,
@@ -38,6 +39,7 @@ from skyctl.worker.rank_events import (
     HeartbeatEvent,
     KeyWantedEvent,
     LayerSketches,
+    MembersEvent,
     RankEvent,
     RankResult,
     ReadyEvent,
@@ -45,8 +47,10 @@ from skyctl.worker.rank_events import (
     StoredEvent,
     TensorSketch,
     ValidationEvent,
+    WitnessAskedEvent,
 )
-from skyctl.worker.rank_requests import BuildRequest, StartRequest, StoredRequest
+from skyctl.worker.rank_order import RankOrder
+from skyctl.worker.rank_requests import BuildRequest, StartRequest, StoredRequest, WitnessRequest
 
 DRIFT_TOLERANCE = 5e-3
 """How far two copies of a parameter may be apart, relative to its norm; they are compared in float32."""
@@ -57,7 +61,7 @@ class Tell:
     """The launcher is to send ``request`` to the rank of number ``rank``."""
 
     rank: int
-    request: BuildRequest | StartRequest | StoredRequest
+    request: BuildRequest | StartRequest | StoredRequest | WitnessRequest
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ class AttemptState:
         self._ready: dict[int, ReadyEvent] = {}
         self._keys = KeyExchange()
         self._drifted: set[int] = set()
+        self._witness = Witness()
+        self._generation = 0
         if specs[0].may_stop_early:
             self.let_end_early()
 
@@ -130,7 +136,18 @@ class AttemptState:
     @property
     def has_returned(self) -> bool:
         """Whether every rank has sent its result, and so has ended well."""
-        return all(rank.result is not None for rank in self.ranks)
+        ended = [rank for rank in self.ranks if rank.result is not None]
+        return len(ended) == len(self.ranks) or (
+            bool(ended) and all(rank.result is not None or self.goes_on_without(rank) for rank in self.ranks)
+        )
+
+    def goes_on_without(self, rank: RankState) -> bool:
+        """Whether the attempt goes on, or may yet, though that rank has failed or is left out."""
+        order = rank.spec.order
+        if not isinstance(order, RankOrder) or order.elastic is None or not self.has_started:
+            return False
+        left = [other for other in self.ranks if other.failure is None and not other.is_out]
+        return rank.is_out or (rank.failure is not None and len(left) >= order.elastic.least)
 
     @property
     def results(self) -> dict[int, RankResult]:
@@ -139,9 +156,13 @@ class AttemptState:
 
     @property
     def has_stopped_early(self) -> bool:
-        """Whether the first rank has ended the run, as validations were no better."""
-        result = self.ranks[0].result
-        return result is not None and result.stopped_early
+        """Whether a rank has ended the run, as validations were no better."""
+        return any(result.stopped_early for result in self.results.values())
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the ranks were told to start."""
+        return not self.is_starting
 
     @property
     def has_begun(self) -> bool:
@@ -317,8 +338,32 @@ class AttemptState:
             if shards is not None and tell:
                 yield from self._drift(self.collected.checkpoint_events(event.step))
                 yield CheckpointWritten(event.step, shards)
+        elif isinstance(event, MembersEvent):
+            yield from self._change_members(event, tell)
+        elif isinstance(event, WitnessAskedEvent):
+            answer = self._witness.answer(event)
+            if tell:
+                yield Tell(number, answer)
         elif isinstance(event, RankResult):
             rank.result = event
+
+    def _change_members(self, event: MembersEvent, tell: bool) -> Iterator[News]:
+        """Ranks go on without others: says so once, whoever of them tells it first."""
+        if event.number <= self._generation:
+            return
+        self._generation = event.number
+        gone = [r for r in self.ranks if not r.is_out and r.spec.rank not in event.members]
+        for rank in gone:
+            rank.is_out = True
+        self.collected.change_members(event.step, event.members)
+        if tell and gone:
+            names = ", ".join(rank.name for rank in gone)
+            yield Remark(
+                f"{names} left in {self.collected.unit} {event.step + 1}: the other "
+                f"{len(event.members)} go on in the same {self.collected.unit}",
+                is_warning=True,
+            )
+        yield from self._ended_steps(tell)
 
     def _ended_steps(self, tell: bool) -> Iterator[News]:
         for progress in self.collected.complete():

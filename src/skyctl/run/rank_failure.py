@@ -61,7 +61,8 @@ class EarlyEnd:
 class RankState:
     """A rank as the launcher knows it; ``heard_at``, ``phase_since``: by ``remote.awake_clock``, in seconds.
 
-    ``waiting``: it only waits for another rank. ``failure``: what ended it. ``tail``: its last lines.
+    ``waiting``: it only waits for another rank. ``is_out``: the others go on without it. ``failure``: what
+    ended it. ``tail``: its last lines.
     """
 
     spec: RankSpec
@@ -70,6 +71,7 @@ class RankState:
     heard_at: float | None = None
     phase_since: float = field(default_factory=awake_s)
     result: RankResult | None = None
+    is_out: bool = False
     failure: TaskFailure | SkyctlError | EarlyEnd | None = None
     tail: list[str] = field(default_factory=list)
 

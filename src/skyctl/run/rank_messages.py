@@ -23,12 +23,14 @@ from skyctl.worker.rank_events import (
     EnvironmentEvent,
     HeartbeatEvent,
     KeyWantedEvent,
+    MembersEvent,
     RankEvent,
     RankResult,
     ReadyEvent,
     StepEvent,
     StoredEvent,
     ValidationEvent,
+    WitnessAskedEvent,
 )
 
 RANK_KINDS: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
@@ -59,7 +61,8 @@ class RankMessageReader:
         self.may_end_early = False
         self._spec, self._node, self._steps = spec, node, steps
         owned = spec.owner is not None  # then each validates on its own
-        self._validating = spec.is_last and (owned or spec.pipeline == 0)
+        # of ranks that may leave any may come to be the first, which validates and writes for all
+        self._validating = spec.is_last and (owned or spec.pipeline == 0 or spec.is_elastic)
         self._next_step = first
         self._checkpoint = first
         self._notes = self._keys = 0
@@ -134,6 +137,8 @@ class RankMessageReader:
             return None if expected else f"there is none after step {event.step}"
         if isinstance(event, CheckpointEvent):
             return self._fault_of_checkpoint(event)
+        if isinstance(event, MembersEvent | WitnessAskedEvent):
+            return self._fault_of_members(event)
         if event.steps != self._next_step:
             return f"it has told of {self._next_step} steps, not of {event.steps}"
         if self._lacks_validation:
@@ -180,6 +185,18 @@ class RankMessageReader:
             return "the first pipeline validates"
         return "it has no loss" if self._spec.is_last and event.loss is None else None
 
+    def _fault_of_members(self, event: MembersEvent | WitnessAskedEvent) -> str | None:
+        if not self._spec.is_elastic:
+            return "its attempt ends where a rank is lost"
+        if isinstance(event, WitnessAskedEvent):
+            return (
+                None if (event.prepare is None) != (event.accept is None) else "it asks for nothing, or twice"
+            )
+        everybody = {self._spec.rank, *self._peers}
+        if self._spec.rank not in event.members or not everybody.issuperset(event.members):
+            return f"its members are ranks {', '.join(map(str, event.members))[:80]}"
+        return None
+
     @property
     def _lacks_validation(self) -> bool:
         return self._validating and self._validates is not None
@@ -192,7 +209,9 @@ class RankMessageReader:
         own = self._spec.layers
         if set(event.sketches) - set(own):
             return f"its layers are [{own.start}, {own.stop})"
-        if self._spec.pipeline != 0:
+        if self._spec.is_elastic and not event.layers:
+            return None
+        if self._spec.pipeline != 0 and not self._spec.is_elastic:
             return "the first pipeline writes its layers" if event.layers else None
         if event.error is None and set(event.layers) != set(own):
             return f"its layers are [{own.start}, {own.stop})"

@@ -28,6 +28,7 @@ from skyctl.worker.rank_order import (
     AnyRankOrder,
     BestValidation,
     CheckpointOptions,
+    ElasticOrder,
     HelperOrder,
     LinkDtypes,
     RankOrder,
@@ -84,6 +85,11 @@ class RankSpec:
     def owner(self) -> str | None:
         """The name of the owner whose data it trains on; None: all ranks draw from the same data."""
         return self.rounds.owner if self.rounds is not None else None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the others go on in the same step where it is lost."""
+        return isinstance(self.order, RankOrder) and self.order.elastic is not None
 
     @property
     def may_stop_early(self) -> bool:
@@ -212,6 +218,7 @@ def rank_specs(
     recipe: Recipe | None = None,
     trace: bool = False,
     checkpoints: AttemptCheckpoints | None = None,
+    elastic: ElasticOrder | None = None,
 ) -> list[RankSpec]:
     """The ranks of all pipelines, in their order, and then the helpers'.
 
@@ -220,6 +227,7 @@ def rank_specs(
         recipe: how to train beside that; None: plainly.
         addresses: by node, the address at which its peers reach it.
         checkpoints: None: ranks go on from none, and write none.
+        elastic: None: the attempt ends where a rank is lost.
     """
     maker = _OrderMaker(
         plan,
@@ -232,6 +240,7 @@ def rank_specs(
         recipe=recipe or Recipe(total_steps=steps),
         trace=trace,
         checkpoints=checkpoints or AttemptCheckpoints(),
+        elastic=elastic,
     )
     made: list[RankSpec] = []
     first = 0
@@ -265,6 +274,7 @@ class _OrderMaker:
     recipe: Recipe
     trace: bool
     checkpoints: AttemptCheckpoints
+    elastic: ElasticOrder | None
     nodes: list[Node] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -275,7 +285,11 @@ class _OrderMaker:
         self._clocks = clock_references(plan, sums)
         ring = equal_ring(plan) if backend_of(plan) == GLOO else None
         self._sums = [None if sync is None else over_ring(sync, ring) for sync in sums]
-        self._replicas = replica_orders(plan, [self.addresses[node.name] for node in self.nodes])
+        self._replicas = replica_orders(
+            plan,
+            [self.addresses[node.name] for node in self.nodes],
+            may_leave=self.elastic is not None,
+        )
         self._threads = {machine.device: machine.threads for machine in plan.machines}
 
     def rank_order(self, rank: int, number: int, index: int, microbatch_range: tuple[int, int]) -> RankOrder:
@@ -315,7 +329,7 @@ class _OrderMaker:
             receive_window=problem.receive_window,
             link_dtypes=_link_dtypes(plan, rank, before, after),
             compare_batches=compares_batches(plan),
-            weights=self.weights and number == 0,
+            weights=self.weights and (number == 0 or self.elastic is not None),
             trace=self.trace,
             sync=self._sums[rank],
             rounds=rounds,
@@ -323,6 +337,7 @@ class _OrderMaker:
             resume=self._resume(node.name, stage.start, stage.stop),
             replicas=self._replicas[rank],
             best=self.checkpoints.best if problem.owners is None else None,
+            elastic=self.elastic,
         )
 
     def helper_order(self, rank: int, device: str) -> HelperOrder:
@@ -342,6 +357,9 @@ class _OrderMaker:
 
     def _world(self, rank: int, before: int | None, after: int | None) -> WorldOrder:
         sync = self._sums[rank]
+        sum_peers: Sequence[int] = () if sync is None else sync.peers
+        if self.elastic is not None:  # any of them may have to go on with any other
+            sum_peers = [other for other in sorted(self.elastic.shares) if other != rank]
         return world_order(
             rank,
             self.nodes,
@@ -349,7 +367,7 @@ class _OrderMaker:
             backend=backend_of(self.plan),
             before=before,
             after=after,
-            sum_peers=() if sync is None else sync.peers,
+            sum_peers=sum_peers,
             clock_of=self._clocks[rank],
             clock_for=tuple(other for other, of in enumerate(self._clocks) if of == rank),
             timeout_s=patience_s(self.plan, self.steps),

@@ -9,16 +9,19 @@ from skyctl.records.plan import Plan
 from skyctl.worker.rank_order import ReplicaOrder, Unlike
 
 
-def replica_orders(plan: Plan, addresses: Sequence[str]) -> list[ReplicaOrder | None]:
+def replica_orders(
+    plan: Plan, addresses: Sequence[str], *, may_leave: bool = False
+) -> list[ReplicaOrder | None]:
     """What each rank that holds layers is told, in rank order; None: nobody else holds its layers.
 
     Args:
         addresses: by rank, at which the others reach it.
+        may_leave: ranks may, and the others go on.
     """
     stages = [index for pipeline in plan.pipelines for index in range(len(pipeline.stages))]
     if len(plan.pipelines) == 1:
         return [None] * len(stages)
-    unlike = _unlike(plan)
+    unlike = Unlike("elastic") if may_leave else _unlike(plan)
     orders: list[ReplicaOrder | None] = []
     for rank, stage in enumerate(stages):
         alike = tuple(other for other, index in enumerate(stages) if index == stage)

@@ -27,6 +27,8 @@ class RunOptions:
         replicas: other nodes with a copy of each checkpoint; None: two, or all there are.
         keep_here: copy checkpoints to this machine, too.
         max_restarts: attempts after a fault, counted anew after each checkpoint.
+        elastic: where a device is lost, the others go on in the same step.
+        min_pipelines: with fewer devices that hold all layers they don't.
         wandb: the project of Weights & Biases that each step's figures go to, too; None: to none.
     """
 
@@ -42,6 +44,8 @@ class RunOptions:
     replicas: int | None = None
     keep_here: bool = False
     max_restarts: int = 3
+    elastic: bool = False
+    min_pipelines: int = 1
     wandb: str | None = None
 
     @property

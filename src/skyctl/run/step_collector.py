@@ -47,6 +47,7 @@ class StepCollector:
     last_ranks: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
     unit: str = "step"
+    _changes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
     _compared: int = 0
@@ -57,12 +58,27 @@ class StepCollector:
         self.reported = max(self.reported, self.first)
         self.oldest = self.first
         self.last_ranks = self.last_ranks or (self.ranks - 1,)
+        self._changes.append((self.first, tuple(range(self.ranks))))
+
+    def change_members(self, step: int, members: Sequence[int]) -> None:
+        """From that step on only these ranks make steps: the others are lost, and tell of nothing."""
+        self._changes.append((max(step, self.reported), tuple(members)))
+
+    def ranks_at(self, step: int) -> tuple[int, ...]:
+        """The ranks that make that step, in order."""
+        return next(
+            members for first, members in reversed(self._changes) if first <= step or first == self.first
+        )
 
     def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, ShardDigest] | None:
         """A rank has written its layers; by layer its file, once every rank has written."""
-        events = self._checkpoints.setdefault(event.step, {})
-        events[rank] = event
-        if len(events) < self.ranks or any(written.error for written in events.values()):
+        self._checkpoints.setdefault(event.step, {})[rank] = event
+        return self._whole_checkpoint(event)
+
+    def _whole_checkpoint(self, event: CheckpointEvent) -> dict[int, ShardDigest] | None:
+        events = self._checkpoints[event.step]
+        missing = set(self._changes[-1][1]) - events.keys()
+        if missing or any(written.error for written in events.values()):
             return None
         for step in [step for step in self._checkpoints if step < event.step]:
             del self._checkpoints[step]
@@ -107,8 +123,12 @@ class StepCollector:
 
     @property
     def settled_steps(self) -> range:
-        """The steps that have ended and whose events are here, without the attempt's first, a warm-up."""
-        return range(max(self.first + 1, self.oldest), self.reported)
+        """The steps that have ended and whose events are here, without the attempt's first, a warm-up.
+
+        Nor those after a rank was lost: they are not of the plan any more.
+        """
+        whole = self._changes[1][0] if len(self._changes) > 1 else self.reported
+        return range(max(self.first + 1, self.oldest), min(self.reported, whole))
 
     def _drop_oldest(self) -> None:
         step = self.oldest
@@ -129,7 +149,7 @@ class StepCollector:
         """
         out = []
         for step in range(self.reported, until):
-            if any(step not in self.by_rank.get(rank, {}) for rank in (0, *self.last_ranks)):
+            if any(step not in self.by_rank.get(rank, {}) for rank in self._tellers(step)):
                 break
             if not math.isfinite(self.loss(step)):
                 break
@@ -137,29 +157,35 @@ class StepCollector:
         return out
 
     def events_of(self, step: int) -> list[StepEvent]:
-        """Every rank's event of a step that all have finished, by rank."""
-        return [self.by_rank[rank][step] for rank in range(self.ranks)]
+        """The event of each rank that made a step that all have finished, by rank."""
+        return [self.by_rank[rank][step] for rank in self.ranks_at(step)]
 
     def settled_events(self) -> list[list[StepEvent]]:
         """By rank, its events of ``settled_steps``."""
         return [[self.by_rank[rank][step] for step in self.settled_steps] for rank in range(self.ranks)]
 
     def _has_ended(self, step: int) -> bool:
-        events = [self.by_rank.get(rank, {}).get(step) for rank in range(self.ranks)]
-        last = events[self.last_ranks[0]]
-        if last is None or None in events:
+        members = self.ranks_at(step)
+        if any(step not in self.by_rank.get(rank, {}) for rank in members):
             return False
-        return not last.validates or step in self.validation
+        validating = next((rank for rank in self.last_ranks if rank in members), members[-1])
+        return not self.by_rank[validating][step].validates or step in self.validation
+
+    def _tellers(self, step: int) -> list[int]:
+        """The first rank that makes a step, and those that know its loss."""
+        members = self.ranks_at(step)
+        return [members[0], *(rank for rank in self.last_ranks if rank in members)]
 
     def _progress(self, step: int) -> StepProgress:
-        first = self.by_rank[0][step]
+        first_rank, *lasts = self._tellers(step)
+        first = self.by_rank[first_rank][step]
         paced = range(max(self.first + 1, self.oldest, step + 1 - PACE_STEPS), step + 1)
-        times = [self.by_rank[0][i].iteration_s for i in paced]
+        times = [self.iteration_s(i) for i in paced]
         pace_s = median(times) if times else None
         present = [
             self.by_rank[rank][step] for rank in range(self.ranks) if step in self.by_rank.get(rank, {})
         ]
-        samples = sum(self.by_rank[rank][step].samples for rank in self.last_ranks)
+        samples = sum(self.by_rank[rank][step].samples for rank in lasts)
         rates = [event.learning_rate for event in present if event.learning_rate is not None]
         return StepProgress(
             step=step,
@@ -191,14 +217,14 @@ class StepCollector:
         """The training loss of a step: the sum of the parts that the pipelines' last ranks have told."""
         if step < self.oldest:
             return self._old_losses[step - self.first]
-        losses = [self.by_rank[rank][step].loss for rank in self.last_ranks]
+        losses = [self.by_rank[rank][step].loss for rank in self._tellers(step)[1:]]
         return sum(float("nan") if loss is None else loss for loss in losses)
 
     def iteration_s(self, step: int) -> float:
-        """Seconds of a step that has ended, on the first rank."""
+        """Seconds of a step that has ended, on the first rank that makes it."""
         if step < self.oldest:
             return self._old_seconds[step - self.first]
-        return self.by_rank[0][step].iteration_s
+        return self.by_rank[self.ranks_at(step)[0]][step].iteration_s
 
     def sync_s(self, steps: Sequence[int]) -> float | None:
         """The median over steps of the last pipeline's wait for the sum; None where there is one pipeline.
@@ -206,7 +232,10 @@ class StepCollector:
         A pipeline's first stage ends its backwards last, so it is the first stages that are looked at.
         """
         first_ranks = (0, *(rank + 1 for rank in self.last_ranks[:-1]))
-        waits_by_step = [[self.by_rank[rank][step].sync_s for rank in first_ranks] for step in steps]
+        waits_by_step = [
+            [self.by_rank[rank][step].sync_s for rank in first_ranks if rank in self.ranks_at(step)]
+            for step in steps
+        ]
         waits = [
             min(present) for waited in waits_by_step if (present := [s for s in waited if s is not None])
         ]

@@ -65,7 +65,10 @@ def build_measurement(
     ]
     replicas = []
     for rank in ranks:
-        events = [collected.by_rank[rank.rank][i] for i in settled]
+        told = collected.by_rank.get(rank.rank, {})
+        events = [told[i] for i in settled if i in told]
+        if not events:  # it was lost before the first step was over
+            continue
         promised = predicted[rank.device]
         replicas.append(
             ReplicaMeasurement(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from skyctl.transport import BACKEND, GLOO
 
 if TYPE_CHECKING:
-    from skyctl.transport.process_group import PairOptions, PlannedProcessGroup
+    from skyctl.transport.process_group import PairOptions, PlannedProcessGroup, SkyctlProcessGroup
 
 
 def register() -> None:
@@ -35,8 +35,7 @@ def make_group(request: Any, options: Any) -> PlannedProcessGroup:
         request: torch's ``DistributedBackendOptions``.
         options: the ``pg_options``: ``PairOptions`` of a run's rank, or of a script ``MeshOptions`` or None.
     """
-    from skyctl.transport.peer_connection import PeerConnection
-    from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup
+    from skyctl.transport.process_group import PairOptions
 
     if not isinstance(options, PairOptions):
         from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
@@ -48,10 +47,22 @@ def make_group(request: Any, options: Any) -> PlannedProcessGroup:
         return GlooProcessGroup(
             request.group_rank, request.group_size, options.hosts, request.timeout, options.ring
         )
+    return planned_group(request.group_rank, request.group_size, options, request.timeout.total_seconds())
+
+
+def planned_group(rank: int, size: int, options: PairOptions, timeout_s: float) -> SkyctlProcessGroup:
+    """A group whose ranks talk to their peers alone, over this backend; nothing is connected yet.
+
+    Args:
+        timeout_s: for one transfer, waiting for the peer included.
+    """
+    from skyctl.transport.peer_connection import PeerConnection
+    from skyctl.transport.process_group import SkyctlProcessGroup
+
     pairs = {
         peer: PeerConnection(
             f"rank {peer} ({host})",
-            request.timeout.total_seconds(),
+            timeout_s,
             secret=options.secrets[peer],
             peer_rank=peer,
             device=options.devices.get(peer),
@@ -60,7 +71,7 @@ def make_group(request: Any, options: Any) -> PlannedProcessGroup:
         )
         for peer, host in options.hosts.items()
     }
-    return SkyctlProcessGroup(request.group_rank, request.group_size, pairs)
+    return SkyctlProcessGroup(rank, size, pairs)
 
 
 def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: float = 1800.0) -> Any:

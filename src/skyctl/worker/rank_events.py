@@ -23,7 +23,7 @@ from skyctl.agent.message_fields import (
     Within,
 )
 from skyctl.checkpoint.node.replicator_events import ShardDigest
-from skyctl.worker.elastic.generation import Accept, Prepare
+from skyctl.worker.member_messages import Accept, Prepare
 from skyctl.workload.validation_metrics import MAX_METRICS, METRIC_NAME
 
 CONNECT_PHASE = "connect"

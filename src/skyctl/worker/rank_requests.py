@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from skyctl.agent.message_fields import Index, MaxLength
-from skyctl.worker.elastic.generation import Accepted, Promise, Refused
+from skyctl.worker.member_messages import Accepted, Promise, Refused
 from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
 
 

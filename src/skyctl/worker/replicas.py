@@ -21,6 +21,7 @@ from skyctl.worker.rank_order import RankOrder
 
 REASONS: Mapping[str, str] = {
     "rhythm": "its replicas go on without each other (--local-steps, --staleness or --owners)",
+    "elastic": "its replicas may leave, and the others go on without them (--elastic)",
     "stages": "its pipelines are cut at different layers",
     "microbatches": "its replicas make unequal numbers of microbatches a step",
     "order": "its replicas order forwards and backwards differently (--schedule, or recomputing)",

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.process_group import (
     PairOptions,
     PlannedProcessGroup,
@@ -21,7 +20,7 @@ from skyctl.transport.process_group import (
     run_in_thread,
     wait_for_all,
 )
-from skyctl.transport.torch_backend import join
+from skyctl.transport.torch_backend import join, planned_group
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
@@ -150,20 +149,10 @@ class World:
         Raises:
             PeerUnreachableError: a peer can't be reached, or did not come in time.
         """
-        order, secrets = self._order, self._options.secrets
-        pairs = {
-            rank: PeerConnection(
-                f"rank {rank} ({host})",
-                order.timeout_s,
-                secret=secrets[rank],
-                peer_rank=rank,
-                identity=order.tls,
-                purpose=MEMBER_PURPOSE,
-            )
-            for rank, host in order.hosts.items()
-        }
-        group = self._member_group = SkyctlProcessGroup(order.rank, order.ranks, pairs)
-        group.connect(self.store, replace(self._options, purpose=MEMBER_PURPOSE, keeps_listening=False))
+        order = self._order
+        options = replace(self._options, purpose=MEMBER_PURPOSE, keeps_listening=False, devices={})
+        group = self._member_group = planned_group(order.rank, order.ranks, options, order.timeout_s)
+        group.connect(self.store, options)
         return {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in order.hosts.items()}
 
     @property

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from skyctl.worker.elastic.agreement import WITNESS, Acceptor, Agreement, OwnWork
-from skyctl.worker.elastic.generation import (
+from skyctl.worker.elastic.microbatch_shares import even_shares
+from skyctl.worker.member_messages import (
     Accept,
     Accepted,
     Generation,
@@ -16,7 +17,6 @@ from skyctl.worker.elastic.generation import (
     Prepare,
     Refused,
 )
-from skyctl.worker.elastic.microbatch_shares import even_shares
 
 SumId = tuple[int, int]
 """Step and generation in which a sum was made."""

@@ -8,7 +8,8 @@ members, and whether the step under way is applied (all of them have its sum) or
 is one round of Paxos (Lamport, *Paxos Made Simple*, 2001), in which the members of the generation before are
 the acceptors. So of two halves only one can go on, and where an update was applied before somebody left, all
 others apply it, too: it had everybody's vote. A rank that has promised to leave a generation votes no more in
-it, and commits nothing. With an even number of members a *witness* is one acceptor more: it decides between two halves.
+it, and commits nothing. With an even number of members a *witness* is one acceptor more: it decides between
+two halves.
 
 ``Agreement`` does no I/O and knows no clock. It is told what has come (``handle``), whom this rank has heard
 from (``hear``) and whom it has lost (``lose``); what is to be sent lies in ``outbox``. A rank that ends is
@@ -21,7 +22,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from skyctl.worker.elastic.generation import (
+from skyctl.worker.elastic.microbatch_shares import (
+    deal,
+    even_shares,
+    hand_out,
+    numbers_in,
+    ranges_of,
+)
+from skyctl.worker.member_messages import (
     Accept,
     Accepted,
     Ballot,
@@ -34,13 +42,6 @@ from skyctl.worker.elastic.generation import (
     Refused,
     Trouble,
     Vote,
-)
-from skyctl.worker.elastic.microbatch_shares import (
-    deal,
-    even_shares,
-    hand_out,
-    numbers_in,
-    ranges_of,
 )
 from skyctl.worker.rank_order import IndexRange
 

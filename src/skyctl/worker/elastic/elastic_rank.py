@@ -10,8 +10,8 @@ from skyctl.agent.task_orders import read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.errors import RunError, SkyctlError, WorkloadError
 from skyctl.worker.elastic.elastic_steps import ElasticSteps, SumConnections, interrupt_in_thread
-from skyctl.worker.elastic.generation import Accept, Generation, MemberMessage, Prepare
 from skyctl.worker.elastic.membership import Membership
+from skyctl.worker.member_messages import Accept, Generation, MemberMessage, Prepare
 from skyctl.worker.rank_events import MembersEvent, WitnessAskedEvent
 from skyctl.worker.rank_order import ElasticOrder, RankOrder
 from skyctl.worker.rank_requests import StopTrainingRequest, WitnessRequest

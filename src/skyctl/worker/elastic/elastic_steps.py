@@ -20,10 +20,10 @@ from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.batches.rank_batches import RankBatches
 from skyctl.worker.batches.sample_batches import Prefetcher
-from skyctl.worker.elastic.generation import Generation
 from skyctl.worker.elastic.membership import Membership
 from skyctl.worker.elastic.microbatch_shares import ranges_of
 from skyctl.worker.elastic.route_trees import place_on, routes_among
+from skyctl.worker.member_messages import Generation
 from skyctl.worker.peer import Peer
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder

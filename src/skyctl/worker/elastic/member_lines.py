@@ -22,7 +22,7 @@ import torch
 from skyctl.agent.message_fields import FieldError, read_fields, write_fields
 from skyctl.errors import RunError
 from skyctl.transport.work import Work
-from skyctl.worker.elastic.generation import MEMBER_MESSAGES, MemberMessage
+from skyctl.worker.member_messages import MEMBER_MESSAGES, MemberMessage
 from skyctl.worker.peer import Peer
 
 BEAT_S = 0.1

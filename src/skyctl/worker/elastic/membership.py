@@ -15,8 +15,8 @@ from statistics import median
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.agreement import WITNESS, Agreement, OwnWork
-from skyctl.worker.elastic.generation import Generation, MemberMessage
 from skyctl.worker.elastic.member_lines import MemberLines
+from skyctl.worker.member_messages import Generation, MemberMessage
 from skyctl.worker.peer import Peer
 
 _KEPT_STEPS = 32

@@ -1,0 +1,74 @@
+"""What ranks are told that are to go on, in the same step, where one of them is lost. Pure."""
+
+from __future__ import annotations
+
+from skyctl.errors import InputError
+from skyctl.planning.backend_choice import backend_of
+from skyctl.records.backend import SKYCTL
+from skyctl.records.plan import Plan
+from skyctl.run.run_options import RunOptions
+from skyctl.worker.rank_order import ElasticOrder, RouteTree
+
+SUMMED = ("float32", "bfloat16", "fixed32")
+"""Formats whose sums can be made again: they keep nothing from one step to the next."""
+
+
+def elastic_order(plan: Plan, least: int) -> ElasticOrder:
+    """What each rank of the plan is told.
+
+    Args:
+        least: of devices that hold all layers, with fewer the run does not go on in the same attempt.
+
+    Raises:
+        InputError: says what the plan has that does not survive a lost rank.
+    """
+    fault = _fault(plan)
+    if fault is not None:
+        raise InputError(
+            f"--elastic: steps survive a lost device if each holds all layers and sums gradients; {fault}",
+            hint="plan it so (--parallel data), or leave --elastic out: it then goes on from its checkpoint",
+        )
+    if least > len(plan.pipelines):
+        raise InputError(
+            f"--min-pipelines {least}: the plan has {len(plan.pipelines)}",
+            hint=f"give {len(plan.pipelines)} or less",
+        )
+    assert plan.sync is not None
+    ranks = {stage.device: rank for rank, stage in enumerate(plan.placed_stages)}
+    first, shares = 0, {}
+    for rank, pipeline in enumerate(plan.pipelines):
+        shares[rank] = (first, first + pipeline.microbatches)
+        first += pipeline.microbatches
+    routes = tuple(
+        RouteTree(
+            share=route.share,
+            root=ranks[route.root],
+            up=tuple((ranks[child], ranks[parent]) for child, parent in route.up),
+            down=tuple((ranks[parent], ranks[child]) for parent, child in route.down),
+        )
+        for route in plan.sync.groups[0].routes
+    )
+    return ElasticOrder(shares, routes, least, witness=len(ranks) % 2 == 0)
+
+
+def is_elastic(plan: Plan, options: RunOptions) -> bool:
+    """Whether an attempt with this plan survives lost ranks: a later one may have a plan that does not."""
+    return options.elastic and _fault(plan) is None
+
+
+def _fault(plan: Plan) -> str | None:
+    """What the plan has that does not survive a lost rank; None: nothing."""
+    sync = plan.sync
+    if len(plan.pipelines) < 2 or sync is None:
+        return "the plan has one pipeline"
+    if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        return "the plan cuts its pipelines into stages"
+    if plan.helpers:
+        return f"the plan has {plan.helpers[0]} only help to sum"
+    if not plan.problem.rhythm.is_synchronous or plan.problem.owners is not None:
+        return "the plan's updates are late, stale or made in rounds"
+    if sync.format not in SUMMED:
+        return f"the plan sums as {sync.format}"
+    if backend_of(plan) != SKYCTL:
+        return f"the plan's backend is {backend_of(plan)}"
+    return None
