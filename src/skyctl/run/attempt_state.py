@@ -355,12 +355,13 @@ class AttemptState:
         gone = [r for r in self.ranks if not r.is_out and r.spec.rank not in event.members]
         for rank in gone:
             rank.is_out = True
-        self.collected.change_members(event.step, event.members)
+        self.collected.change_members(event.members)
         if tell and gone:
             names = ", ".join(rank.name for rank in gone)
+            unit = self.collected.unit
             yield Remark(
-                f"{names} left in {self.collected.unit} {event.step + 1}: the other "
-                f"{len(event.members)} go on in the same {self.collected.unit}",
+                f"lost in {unit} {event.step + 1}: {names}; those that are left ({len(event.members)}) end "
+                f"that {unit}, and go on",
                 is_warning=True,
             )
         yield from self._ended_steps(tell)

@@ -47,6 +47,7 @@ class StepCollector:
     last_ranks: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
     unit: str = "step"
+    _batch_size: int = 0
     _changes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
@@ -60,9 +61,12 @@ class StepCollector:
         self.last_ranks = self.last_ranks or (self.ranks - 1,)
         self._changes.append((self.first, tuple(range(self.ranks))))
 
-    def change_members(self, step: int, members: Sequence[int]) -> None:
-        """From that step on only these ranks make steps: the others are lost, and tell of nothing."""
-        self._changes.append((max(step, self.reported), tuple(members)))
+    def change_members(self, members: Sequence[int]) -> None:
+        """From now on only these ranks make steps: the others are lost, and nothing is waited for of them.
+
+        Of steps that have not ended yet they may have told or not.
+        """
+        self._changes.append((self.reported, tuple(members)))
 
     def ranks_at(self, step: int) -> tuple[int, ...]:
         """The ranks that make that step, in order."""
@@ -172,9 +176,10 @@ class StepCollector:
         return not self.by_rank[validating][step].validates or step in self.validation
 
     def _tellers(self, step: int) -> list[int]:
-        """The first rank that makes a step, and those that know its loss."""
+        """The first rank that makes a step, and those that know its loss, also of lost ones what they told."""
         members = self.ranks_at(step)
-        return [members[0], *(rank for rank in self.last_ranks if rank in members)]
+        told = [r for r in self.last_ranks if r in members or step in self.by_rank.get(r, {})]
+        return [members[0], *told]
 
     def _progress(self, step: int) -> StepProgress:
         first_rank, *lasts = self._tellers(step)
@@ -214,11 +219,20 @@ class StepCollector:
         return figures
 
     def loss(self, step: int) -> float:
-        """The training loss of a step: the sum of the parts that the pipelines' last ranks have told."""
+        """The training loss of a step: the sum of the parts that the pipelines' last ranks have told.
+
+        Where one was lost after its part had counted and before it could tell: that of the other samples.
+        """
         if step < self.oldest:
             return self._old_losses[step - self.first]
-        losses = [self.by_rank[rank][step].loss for rank in self._tellers(step)[1:]]
-        return sum(float("nan") if loss is None else loss for loss in losses)
+        events = [self.by_rank[rank][step] for rank in self._tellers(step)[1:]]
+        loss = sum(float("nan") if event.loss is None else event.loss for event in events)
+        samples = sum(event.samples for event in events)
+        if len(events) == len(self.last_ranks):
+            self._batch_size = samples
+        elif len(self._changes) > 1 and 0 < samples < self._batch_size:
+            loss *= self._batch_size / samples
+        return loss
 
     def iteration_s(self, step: int) -> float:
         """Seconds of a step that has ended, on the first rank that makes it."""
