@@ -27,6 +27,7 @@ from skyctl.run.attempt_results import AttemptResults
 from skyctl.run.attempt_state import (
     AttemptState,
     CheckpointWritten,
+    MembersChanged,
     News,
     NodesSeen,
     Tell,
@@ -109,6 +110,7 @@ class Attempt:
         """
         specs = self._orders.specs
         self._run.callbacks.phase(f"starting {len(specs)} ranks")
+        self._checkpoints.change_writers(())
         self._monitor.begin()
         credentials = make_credentials(
             len(specs),
@@ -279,6 +281,8 @@ class Attempt:
         for item in news:
             if isinstance(item, Tell):
                 self._tasks.send(item.rank, item.request)
+            elif isinstance(item, MembersChanged):
+                self._checkpoints.change_writers((self._orders.specs[item.members[0]].node,))
             elif isinstance(item, NodesSeen):
                 self._judge_nodes(item.facts)
             elif isinstance(item, StepProgress):

@@ -87,7 +87,14 @@ class Remark:
     is_warning: bool = False
 
 
-News = Tell | NodesSeen | CheckpointWritten | Remark | StepProgress
+@dataclass(frozen=True)
+class MembersChanged:
+    """The attempt goes on with these ranks alone, of which the first one writes checkpoints."""
+
+    members: tuple[int, ...]
+
+
+News = Tell | MembersChanged | NodesSeen | CheckpointWritten | Remark | StepProgress
 
 
 class AttemptState:
@@ -115,6 +122,7 @@ class AttemptState:
             last_ranks=last_ranks(specs),
             owners=owners_of(specs),
             unit="round" if specs[0].rounds is not None else "step",
+            is_elastic=specs[0].is_elastic,
         )
         self.failure: FailureReport | None = None
         self._told = 0
@@ -356,6 +364,7 @@ class AttemptState:
         for rank in gone:
             rank.is_out = True
         self.collected.change_members(event.members)
+        yield MembersChanged(event.members)
         if tell and gone:
             names = ", ".join(rank.name for rank in gone)
             unit = self.collected.unit

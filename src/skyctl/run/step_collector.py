@@ -31,6 +31,7 @@ class StepCollector:
         owners: what the pipelines' owners are called, in the same order; each of them validates. Empty:
             data is nobody's alone.
         unit: what people call a step (``Rhythm.unit``).
+        is_elastic: ranks may leave, and the others go on.
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
@@ -47,7 +48,7 @@ class StepCollector:
     last_ranks: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
     unit: str = "step"
-    _batch_size: int = 0
+    is_elastic: bool = False
     _changes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
@@ -176,7 +177,7 @@ class StepCollector:
         return not self.by_rank[validating][step].validates or step in self.validation
 
     def _tellers(self, step: int) -> list[int]:
-        """The first rank that makes a step, and those that know its loss, also of lost ones what they told."""
+        """The first rank that makes a step, and those that know its loss, lost ones that have told it too."""
         members = self.ranks_at(step)
         told = [r for r in self.last_ranks if r in members or step in self.by_rank.get(r, {})]
         return [members[0], *told]
@@ -221,18 +222,13 @@ class StepCollector:
     def loss(self, step: int) -> float:
         """The training loss of a step: the sum of the parts that the pipelines' last ranks have told.
 
-        Where one was lost after its part had counted and before it could tell: that of the other samples.
+        Ranks that may leave all tell the whole loss: one may be lost once its part has counted.
         """
         if step < self.oldest:
             return self._old_losses[step - self.first]
-        events = [self.by_rank[rank][step] for rank in self._tellers(step)[1:]]
-        loss = sum(float("nan") if event.loss is None else event.loss for event in events)
-        samples = sum(event.samples for event in events)
-        if len(events) == len(self.last_ranks):
-            self._batch_size = samples
-        elif len(self._changes) > 1 and 0 < samples < self._batch_size:
-            loss *= self._batch_size / samples
-        return loss
+        first, *lasts = self._tellers(step)
+        losses = [self.by_rank[rank][step].loss for rank in ((first,) if self.is_elastic else lasts)]
+        return sum(float("nan") if loss is None else loss for loss in losses)
 
     def iteration_s(self, step: int) -> float:
         """Seconds of a step that has ended, on the first rank that makes it."""

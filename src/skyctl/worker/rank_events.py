@@ -164,7 +164,8 @@ class StepEvent:
     as a gradient did not fit ``fixed32``'s exponents; counted in all seconds. ``forward_s``, ``backward_s``,
     ``weight_s``, ``optimizer_s``: in the layers, over all microbatches of its pipeline. ``input_message_s``,
     ``gradient_message_s``: median seconds on the way of messages that were waited for from before their
-    start; None: there was none. ``loss``: on the last stage, its pipeline's part of the batch's mean.
+    start; None: there was none. ``loss``: on the last stage, its pipeline's part of the batch's mean;
+    of ranks that may leave (``worker.elastic``), the whole mean.
     ``grad_norm``: over all stages, before clipping; None without clipping. ``learning_rate``: None for a
     stage that trains nothing. ``validates``: a validation follows on this rank's pipeline. ``samples``: of
     its pipeline's microbatches. ``ahead``: with a parameter server, by how many steps it was ahead of the

@@ -344,6 +344,7 @@ class Trainer:
             uncompressed_steps=sums.uncompressed_steps,
             seed=self._spec.seed,
             keeps=self._elastic is not None,
+            shared_bytes=self._elastic.shared_bytes if self._elastic is not None else 0,
         )
         if self._elastic is not None:
             return self._elastic.make_rule(update, sync)

@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.worker.elastic.simulated_members import Simulation
 
-SEEDS = 40
+SEEDS = 20
 
 
 @pytest.mark.parametrize("kind", ["killed", "cut off", "one line cut"])

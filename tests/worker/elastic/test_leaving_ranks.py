@@ -66,18 +66,15 @@ def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
     return safetensors.load(Path(result["weights"]))
 
 
-@pytest.fixture
-def own_pool(driver: ModuleType, tmp_path: Path) -> Any:
-    """Four processes that a test may kill."""
-    pool = driver.Pool(4, tmp_path)
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
-@pytest.mark.parametrize("format_", ["fixed32", "float32"])
-@pytest.mark.parametrize("victims", [[2], [0], [1, 3]], ids=["one", "the arbiter", "two at once"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format_", "victims"),
+    [
+        pytest.param("fixed32", [2], id="one"),
+        pytest.param("fixed32", [0], id="the arbiter", marks=pytest.mark.matrix),
+        pytest.param("float32", [1, 3], id="two at once, with a witness"),
+    ],
+)
 def test_the_others_end_the_step_and_the_run(
     workload: Workloads, driver: ModuleType, tmp_path: Path, format_: str, victims: list[int]
 ) -> None:

@@ -95,6 +95,7 @@ class RunCheckpoints:
         self._replicators: ReplicatorGroup | None = None
         self._mirror: CheckpointMirror | None = None
         self._followed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._writers: tuple[str, ...] = ()
         self._nodes_asked: set[str] = set()
         self._protocol_errors: dict[str, ProtocolError] = {}
         self._copy_warnings: Counter[str] = Counter()
@@ -158,7 +159,7 @@ class RunCheckpoints:
         nodes = nodes_in(plan)
         order = (*nodes, *sorted(name for name in replicators.nodes if name not in nodes))
         there = tuple(name for name in order if name in replicators.nodes)
-        followed = there, writers_in(plan)
+        followed = there, self._writers or writers_in(plan)
         if replicators.starting or followed == self._followed or not rules.writes:
             return
         self._followed = followed
@@ -170,6 +171,10 @@ class RunCheckpoints:
             retention.replicated is not None or retention.copying is not None
         ):  # else nodes go by what they had
             replicators.pin(retention.steps)
+
+    def change_writers(self, nodes: tuple[str, ...]) -> None:
+        """From now on these nodes' ranks write checkpoints; none: those of the plan's first pipeline."""
+        self._writers = nodes
 
     def written(self, step: int, loss: float | None) -> None:
         """Notes that every rank has written its layers after ``step`` steps: nodes keep that checkpoint.

@@ -9,7 +9,7 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_orders import read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.errors import RunError, SkyctlError, WorkloadError
-from skyctl.worker.elastic.elastic_steps import ElasticSteps, SumConnections, interrupt_in_thread
+from skyctl.worker.elastic.elastic_steps import LOSS, ElasticSteps, SumConnections, interrupt_in_thread
 from skyctl.worker.elastic.membership import Membership
 from skyctl.worker.member_messages import Accept, Generation, MemberMessage, Prepare
 from skyctl.worker.rank_events import MembersEvent, WitnessAskedEvent
@@ -70,9 +70,14 @@ class ElasticRank:
             self._world.peers,
             group,
             self._elastic,
-            order.world.rank,
+            order.world,
             self._tell,
         )
+
+    @property
+    def shared_bytes(self) -> int:
+        """How many bytes ranks share beside a sum: each its loss."""
+        return LOSS.size * self._order.world.ranks
 
     @property
     def is_first(self) -> bool:

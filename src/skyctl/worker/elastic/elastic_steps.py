@@ -8,6 +8,7 @@ the bits that it would have had.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections import deque
@@ -27,12 +28,14 @@ from skyctl.worker.member_messages import Generation
 from skyctl.worker.peer import Peer
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
-from skyctl.worker.rank_order import ElasticOrder, IndexRange, SumGroupOrder
+from skyctl.worker.rank_order import ElasticOrder, IndexRange, SumGroupOrder, WorldOrder
 from skyctl.worker.sums.gradient_sync import GradientSync
 from skyctl.worker.updates.stage_update import StageUpdate
 from skyctl.worker.updates.step_report import StepReport
 from skyctl.worker.updates.update_rules import EachStep
 
+LOSS = struct.Struct("<d")
+"""A rank's part of a step's loss, as it shares it beside the sum: of who is lost then, it is known still."""
 RECONNECT_S = 3600.0
 """For members to come to a sum that is made again; their signs of life say earlier if they don't."""
 _INTERRUPT_S = 0.05
@@ -113,8 +116,10 @@ class ElasticSteps(EachStep):
 
     Args:
         sync: keeps a rank's own gradients; of one group.
+        peers: by rank, all others.
         group: that of the order.
         order: shares and routes as planned.
+        world: this rank's place.
         tell: called with each generation that this rank makes sums in.
     """
 
@@ -127,16 +132,18 @@ class ElasticSteps(EachStep):
         peers: dict[int, Peer],
         group: SumGroupOrder,
         order: ElasticOrder,
-        rank: int,
+        world: WorldOrder,
         tell: Callable[[Generation], None],
     ) -> None:
         super().__init__(update, sync)
         self._sums, self._members, self._connections = sync, members, connections
-        self._peers, self._group, self._order, self._rank, self._tell = peers, group, order, rank, tell
+        self._peers, self._group, self._order, self._tell = peers, group, order, tell
+        self._rank, self._ranks = world.rank, world.ranks
+        self._loss = 0.0
         self._number = 0
         self._has_begun = False
         self._made: set[int] = set()
-        self._share = order.shares[rank]
+        self._share = order.shares[world.rank]
         self._paces: deque[float] = deque(maxlen=_KEPT_PACES)
 
     def attach(self, executor: Executor, batches: RankBatches, seeder: LayerSeeder) -> None:
@@ -166,6 +173,7 @@ class ElasticSteps(EachStep):
         report = self._executor.step(
             step, next_batch, stop_requested=stop_requested, while_waiting=while_waiting
         )
+        report.loss = self._loss
         self._seeder.first_microbatch = 0  # a validation has microbatches of its own
         report.samples = sum(self._rank_batches.all_sizes[number] for number in self._made)
         return report
@@ -197,7 +205,7 @@ class ElasticSteps(EachStep):
                 try:
                     if not has_begun:
                         self._sums.begin(step, early=False)
-                    sync_report = self._sums.finish(is_last=report.is_last)
+                    sync_report = self._sums.finish(is_last=report.is_last, shared=self._own_loss())
                 except PeerProtocolError:
                     raise
                 except RunError:
@@ -211,6 +219,7 @@ class ElasticSteps(EachStep):
                 if self._members.vote(self._number, step, self._sums.digest()):
                     break
         report.is_last = sync_report.is_last
+        self._loss = sum(part for (part,) in LOSS.iter_unpack(sync_report.shared))
         self._sums.apply()
         self._update.make(step, report)
         return False
@@ -225,6 +234,11 @@ class ElasticSteps(EachStep):
     def _take(self, share: IndexRange) -> None:
         self._executor.take_share(self._rank_batches.all_sizes[slice(*share)])
         self._seeder.first_microbatch = share[0]
+
+    def _own_loss(self) -> bytes:
+        places = [bytes(LOSS.size)] * self._ranks
+        places[self._rank] = LOSS.pack(self._executor.loss)
+        return b"".join(places)
 
     def _begin_again(self) -> None:
         """Drops what was made of the step."""

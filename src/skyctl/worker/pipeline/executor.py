@@ -112,11 +112,16 @@ class Executor:
             report.repeats += 1
             self._run_microbatches(step, batch, report, stop_requested)
         if self.is_last:
-            report.loss = float(sum(loss.item() for loss in self._losses))
+            report.loss = self.loss
         self._use_waiting()
         if self.recorder is not None:
             self.recorder.end()
         return report
+
+    @property
+    def loss(self) -> float:
+        """On the last stage, this pipeline's part of the step's mean loss, as far as it has come."""
+        return float(sum(loss.item() for loss in self._losses))
 
     def drop_losses(self) -> None:
         """The step's microbatches are made again: what there is of its loss does not count."""

@@ -62,6 +62,7 @@ class SyncReport(NamedTuple):
         is_last: some replica was told that the run ends with this step.
         repeats: nothing is summed: all replicas make the step's microbatches again.
         ahead: with a parameter server, by how many clocks this rank was ahead of the slowest then.
+        shared: what replicas have shared beside it, the larger of each byte.
     """
 
     idle_s: float
@@ -69,6 +70,7 @@ class SyncReport(NamedTuple):
     is_last: bool
     repeats: bool
     ahead: int | None = None
+    shared: bytes = b""
 
     @property
     def sync_s(self) -> float:
@@ -96,6 +98,7 @@ class GradientSync:
         tied: by ``tie`` of a group, the layers that share them, the parameters; their gradients are summed.
         uncompressed_steps: with ``powersgd:R``, so many at the run's start are summed whole.
         seed: the run's.
+        shared_bytes: how many replicas share beside each sum.
         keeps: sums are made of copies, so that they can be made again (``reroute``), and wait for ``apply``.
 
     Raises:
@@ -118,6 +121,7 @@ class GradientSync:
         uncompressed_steps: int = 0,
         seed: int = 0,
         keeps: bool = False,
+        shared_bytes: int = 0,
     ) -> None:
         if format == FIXED32 and len(groups) > 1:
             raise RunError(f"{FIXED32} sums one group of layers, and this rank is in {len(groups)}")
@@ -164,6 +168,7 @@ class GradientSync:
                     chunk_bytes=chunk_bytes,
                     share=share,
                     uncompressed_steps=uncompressed_steps,
+                    shared_bytes=shared_bytes,
                 )
             )
         self._hooks = [
@@ -203,13 +208,14 @@ class GradientSync:
             group.begin(step)
         self._watching, self._reached = early, self._layers
 
-    def finish(self, *, is_last: bool) -> SyncReport:
+    def finish(self, *, is_last: bool, shared: bytes = b"") -> SyncReport:
         """The last backward is over: returns once all gradients are the sums of all replicas'.
 
         Or once all replicas know that the step must be made again; its layers' buffers are then as they were.
 
         Args:
             is_last: whether this pipeline was told that the run ends with this step.
+            shared: what is this rank's to share, 0 in the places of others; of ``shared_bytes``.
 
         Raises:
             PeerLostError: a replica is gone.
@@ -221,7 +227,7 @@ class GradientSync:
         for group in self._groups:
             group.add_ready(0)
         # all ranks in one order, or they would wait for each other; last layers' replicas are done first
-        agreed = [group.agree(is_last) for group in reversed(self._groups)]
+        agreed = [group.agree(is_last, shared) for group in reversed(self._groups)]
         announced = time.perf_counter()
         for group in self._groups:
             group.finish()
@@ -231,7 +237,8 @@ class GradientSync:
         waited_s = announced - ended
         travelling_s = min(waited_s, self._travel_s)
         transfer_s = time.perf_counter() - announced + travelling_s
-        return SyncReport(waited_s - travelling_s, transfer_s, any(agreed), repeats)
+        ends = any(is_last for is_last, _ in agreed)
+        return SyncReport(waited_s - travelling_s, transfer_s, ends, repeats, shared=agreed[0][1])
 
     @property
     def has_figures(self) -> bool:

@@ -19,6 +19,8 @@ from skyctl.worker.sums.summed_gradients import AGREED_FLAGS, SummedGradients, T
 
 Tensor = torch.Tensor
 
+_ANY_BYTE = 255
+
 
 class GroupSync:
     """The sums of one group: whose gradients, in which order.
@@ -33,7 +35,7 @@ class GroupSync:
         layers: by layer its parameters, the last layer first, as they become ready.
         first: the number of the first of these layers, counted from the stage's first.
         figures: running figures of the norms in these layers.
-        format, chunk_bytes, share, uncompressed_steps: as of ``GradientSync``.
+        format, chunk_bytes, share, uncompressed_steps, shared_bytes: as of ``GradientSync``.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class GroupSync:
         chunk_bytes: int,
         share: float,
         uncompressed_steps: int,
+        shared_bytes: int = 0,
     ) -> None:
         self.sums, self.gradients = sums, gradients
         self.parameters = [parameter for layer in layers for parameter in layer]
         self._first, self._figures, self._share = first, list(figures), share
         self.repeats = False
+        self._shared_bytes = shared_bytes
         self._sizes = _sizes_of(layers, rank_of(format))
         self._numels = self._sizes[0]
         self._format, self._chunk_bytes = format, chunk_bytes
@@ -101,7 +105,8 @@ class GroupSync:
         """The step's sum begins; each layer joins it with ``add_ready``."""
         self.gradients.begin(step)
         layout = self._passes.first(step) if self.gradients.is_summable else self._empty_layout
-        self.sums.begin(self._make_sum(layout, step), AGREED_FLAGS + len(self.parameters))
+        agreed_bytes = AGREED_FLAGS + len(self.parameters) + self._shared_bytes
+        self.sums.begin(self._make_sum(layout, step), agreed_bytes)
 
     def take_aside(self, step: int, gradients: SummedGradients) -> SumWork:
         """A sum, to be begun later, of gradients of ``parameters`` that won't change any more."""
@@ -129,12 +134,16 @@ class GroupSync:
                 self._open = []
             self._ready_layers += 1
 
-    def agree(self, is_last: bool) -> bool:
-        """Whether any replica ends with this step; what else is agreed on is kept for ``finish``."""
-        own = bytes([is_last, self.gradients.overflows(), *self.gradients.codes()])
-        agreed = self.sums.agree(own, self.gradients.largest_code)
-        self.repeats, self._codes = bool(agreed[1]), agreed[AGREED_FLAGS:]
-        return bool(agreed[0])
+    def agree(self, is_last: bool, shared: bytes = b"") -> tuple[bool, bytes]:
+        """Whether any replica ends with this step, and all replicas' ``shared``, the larger of each byte.
+
+        What else is agreed on is kept for ``finish``.
+        """
+        own = bytes([is_last, self.gradients.overflows(), *self.gradients.codes(), *shared])
+        agreed = self.sums.agree(own, _ANY_BYTE if shared else self.gradients.largest_code)
+        codes_end = AGREED_FLAGS + len(self.parameters)
+        self.repeats, self._codes = bool(agreed[1]), agreed[AGREED_FLAGS:codes_end]
+        return bool(agreed[0]), agreed[codes_end:]
 
     def finish(self) -> None:
         """Waits for the sum, and puts it where it is not in place already, or has the step made again."""

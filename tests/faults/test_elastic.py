@@ -1,0 +1,122 @@
+"""Runs whose steps survive lost devices, on a small cluster: the attempt goes on, and so do its losses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ..helpers.processes import left_of_state
+from ..helpers.runs import Run, losses_of
+from .test_data_plans import SIZES, TRAIN
+
+STEPS, EVERY = 42, 5
+EXACT = ("--sync-format", "fixed32")
+PLANS = {
+    "four": ("--parallel", "data", *EXACT, "--sync", "ring", "--assign", "a=1,b=1,c=1,d=1"),
+    "two": ("--parallel", "data", *EXACT, "--assign", "c=3,d=1"),
+    "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
+    "delayed": ("--parallel", "data", "--sync-delay", "1", "--assign", "a=1,b=1,c=1,d=1"),
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(another: Callable[..., Any]) -> Any:
+    """Four nodes, and a plan of each kind."""
+    made = another("a", "b", "c", "d")
+    node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2}}\n"
+    lines = "".join(node.format(name=name) for name in "abcd")
+    (made.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
+    made.train(TRAIN)
+    made.probe_briefly("train.py", *SIZES, "--links", "none")
+    for name, form in PLANS.items():
+        made.run_inside("plan", "train.py", *SIZES, *form, "-o", f"{name}.json")
+    return made
+
+
+@pytest.fixture(scope="module")
+def losses(nodes: Any) -> list[float]:
+    """Of a run that nothing happens to."""
+    calm = ("--steps", str(STEPS), "--elastic", "--checkpoint-every", "0", "--json")
+    return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
+
+
+@pytest.fixture(autouse=True)
+def _ends(nodes: Any) -> Iterator[None]:
+    """A test that fails half-way leaves no run behind, and no fault."""
+    yield
+    nodes.end()
+    nodes.fault.unlink(missing_ok=True)
+
+
+def launch(nodes: Any, plan: str = "four", *words: str) -> Run:
+    steps = ("--steps", str(STEPS), "--checkpoint-every", str(EVERY))
+    run: Run = nodes.launch(f"{plan}.json", *steps, "--elastic", *words)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["a", pytest.param("c", marks=pytest.mark.matrix)])
+def test_a_rank_is_killed_and_the_attempt_goes_on(nodes: Any, losses: list[float], node: str) -> None:
+    """The first one validates, writes checkpoints and counts votes: the next one does all that then."""
+    run = launch(nodes).wait_for(13)
+    os.kill(run.rank(node), signal.SIGKILL)
+    err = run.end().stderr
+    run.is_as(losses, 1)
+    assert f"rank {'abcd'.index(node)} on {node}/cpu:0 (node {node})" in err
+    assert run.state["checkpoint"] == STEPS
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", ["agent", "SIGSTOP", "sum"])
+def test_a_node_is_lost_or_stands_still(nodes: Any, losses: list[float], fault: str) -> None:
+    if fault == "sum":
+        nodes.fault.write_text("sum b")
+    run = launch(nodes)
+    if fault != "sum":
+        run.wait_for(13)
+        pid = run.agent("b") if fault == "agent" else run.rank("b")
+        os.kill(pid, signal.SIGSTOP if fault == "SIGSTOP" else signal.SIGKILL)
+    run.end()
+    run.is_as(losses, 1)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+def test_of_two_one_goes_on_as_the_launcher_is_their_witness(nodes: Any, losses: list[float]) -> None:
+    run = launch(nodes, "two").wait_for(13)
+    os.kill(run.rank("c"), signal.SIGKILL)
+    run.end()
+    run.is_as(losses, 1)
+
+
+@pytest.mark.slow
+def test_with_too_few_it_goes_on_from_its_checkpoint(nodes: Any, losses: list[float]) -> None:
+    run = launch(nodes, "four", "--min-pipelines", "4").wait_for(13)
+    os.kill(run.rank("d"), signal.SIGKILL)
+    run.end()
+    run.is_as(losses, 2)
+    assert run.state["attempts"][1]["from_step"] >= 2 * EVERY
+
+
+@pytest.mark.parametrize(
+    ("plan", "words", "why"),
+    [
+        ("pipeline", (), "the plan has one pipeline"),
+        ("delayed", (), "late, stale or made in rounds"),
+        ("four", ("--min-pipelines", "5"), "--min-pipelines 5: the plan has 4"),
+        ("four", ("--backend", "gloo"), "needs the backend skyctl"),
+    ],
+)
+def test_what_does_not_survive_is_refused(nodes: Any, plan: str, words: tuple[str, ...], why: str) -> None:
+    done = nodes.run_inside("launch", f"{plan}.json", "--steps", "3", "--elastic", *words, code=2)
+    assert why in " ".join(done.stderr.split())
+
+
+def test_fewest_pipelines_without_elastic_are_refused(nodes: Any) -> None:
+    done = nodes.run_inside("launch", "four.json", "--steps", "3", "--min-pipelines", "2", code=2)
+    assert "add --elastic" in " ".join(done.stderr.split())
