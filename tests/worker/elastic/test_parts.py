@@ -1,0 +1,55 @@
+"""Who makes what is missing, and which silence counts as a lost line."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.worker.elastic.agreement import next_generation
+from skyctl.worker.elastic.member_lines import Arrivals
+from skyctl.worker.elastic.microbatch_shares import deal, even_shares, hand_out, ranges_of
+from skyctl.worker.member_messages import Generation, Promise
+
+DIGEST = "0" * 32
+
+
+def test_missing_microbatches_go_to_whoever_is_done_first() -> None:
+    assert deal(6, {0: 1.0, 1: 2.0}, {}) == {0: 4, 1: 2}
+    assert deal(3, {0: 1.0, 1: 1.0}, {0: 5.0}) == {0: 0, 1: 3}
+    assert hand_out([2, 3, 7], {0: 0, 1: 2, 4: 1}) == {1: ((2, 4),), 4: ((7, 8),)}
+    assert ranges_of({4, 1, 2, 9}) == ((1, 3), (4, 5), (9, 10))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 8, 50])
+def test_shares_cover_a_step_and_nobody_is_idle_who_need_not_be(microbatches: int) -> None:
+    shares = even_shares(microbatches, {1: 0.5, 4: 2.0, 7: 1.0})
+    ends = [0, *(stop for _, stop in shares.values())]
+    assert [first for first, _ in shares.values()] == ends[:-1]
+    assert ends[-1] == microbatches
+    assert sum(first < stop for first, stop in shares.values()) == min(3, microbatches)
+
+
+def test_a_step_that_all_have_the_sum_of_is_applied_and_another_is_made_again() -> None:
+    base = Generation(4, (0, 1, 2), {0: (0, 2), 1: (2, 4), 2: (4, 6)})
+    whole = {r: Promise(4, (1, 0), step=9, digest=DIGEST, held=(base.shares[r],), pace_s=1.0) for r in (0, 2)}
+    applied = next_generation(base, whole, 6)
+    assert (applied.number, applied.members, applied.step, applied.is_applied) == (5, (0, 2), 9, True)
+    assert applied.extra == {}
+    assert applied.shares == {0: (0, 3), 2: (3, 6)}
+    begun = whole | {2: Promise(4, (1, 0), step=9, held=((4, 6),), left=2, pace_s=1.0)}
+    again = next_generation(base, begun, 6)
+    assert not again.is_applied
+    assert again.extra == {0: ((2, 4),)}, "rank 2 is still busy with its own"
+
+
+def test_a_silence_is_unusual_once_the_usual_is_known() -> None:
+    arrivals = Arrivals(0.0)
+    for beat in range(1, 9):
+        assert arrivals.limit_s(0.5) is None
+        arrivals.note(beat * 0.1 + (0.01 if beat % 2 else 0.0))
+    limit_s = arrivals.limit_s(0.5)
+    assert limit_s is not None
+    assert 0.6 < limit_s < 0.9
+    assert arrivals.limit_s(None) is None, "how long a step takes is not known yet"
+    heard_at = arrivals.heard_at
+    arrivals.excuse(20.0)
+    assert arrivals.heard_at == heard_at + 20.0
