@@ -2,6 +2,9 @@
 
 Every pair proves a secret that all ranks have been given, before anything else is said. Collectives run in
 the order in which they are called, in a thread of the group's own: all ranks must call the same ones.
+
+A group may get other members without new processes (``reconfigure``), by the experimental contract of torch
+since 2.14. A member's handle says where it listens, and has a random part that tells it from all others.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hmac
 import operator
 import os
 import queue
+import secrets
 import socket
 import stat
 import threading
@@ -18,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,14 @@ import torch.distributed as dist
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup, Store, read_address
+from skyctl.transport.process_group import (
+    PairOptions,
+    SkyctlProcessGroup,
+    Store,
+    read_address,
+    read_listening,
+    run_in_thread,
+)
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.work import NO_TIMEOUT, Work
 
@@ -65,6 +76,8 @@ class MeshOptions:
         identity: the TLS certificate of all ranks; None: nothing is encrypted.
         interface: the network interface to use; None: the one on the route to each peer.
         store: where ranks find each other; None: in torch's own.
+        enable_reconfigure: nothing connects before the first ``reconfigure``, as with torch's own option of
+            that name (2.14).
     """
 
     secret: bytes | None = None
@@ -72,6 +85,7 @@ class MeshOptions:
     identity: TlsIdentity | None = None
     interface: str | None = None
     store: Store | None = None
+    enable_reconfigure: bool = False
 
 
 class MeshProcessGroup(SkyctlProcessGroup):
@@ -81,18 +95,37 @@ class MeshProcessGroup(SkyctlProcessGroup):
         rank, size: of this process, and of all.
         pairs: by rank, the connection to each other one.
         timeout: for each transfer, waiting for the peer included.
+        options: what is needed to ``reconfigure``.
 
     Attributes:
         rehearses: nothing is exchanged, and each rank counts as having what this one has: a user's code is
             tried out, perhaps on tensors without values, and not by all ranks alike. So it is with one rank.
     """
 
-    def __init__(self, rank: int, size: int, pairs: Mapping[int, PeerConnection], timeout: timedelta) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        pairs: Mapping[int, PeerConnection],
+        timeout: timedelta,
+        options: MeshOptions | None = None,
+    ) -> None:
         super().__init__(rank, size, pairs)
+        self._rank, self._size = rank, size
         self.rehearses = size == 1
         self._timeout = timeout
+        self._options = options or MeshOptions()
+        self._handle = ""
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run_calls, daemon=True, name="collectives").start()
+
+    def rank(self) -> int:
+        """This process's rank among the group's present members."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many members the group has at present."""
+        return self._size
 
     @classmethod
     def meet(cls, request: Any, options: MeshOptions) -> MeshProcessGroup:
@@ -109,6 +142,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
         pairs: dict[int, PeerConnection] = {}
         hosts: dict[int, str] = {}
         store: Store = options.store or request.store
+        if options.enable_reconfigure:
+            return cls(rank, size, {}, request.timeout, options)
         if size > 1:
             secret = options.secret or _secret_of_process()
             address = options.address or _own_address(os.environ)
@@ -127,15 +162,92 @@ class MeshProcessGroup(SkyctlProcessGroup):
                     peer_rank=names[peer],
                     identity=options.identity,
                 )
-        group = cls(rank, size, pairs, request.timeout)
+        group = cls(rank, size, pairs, request.timeout, options)
         pair_options = PairOptions(hosts, {}, options.interface, ready_s=request.timeout.total_seconds())
         group.connect(store, pair_options)
         return group
 
     def shutdown(self) -> None:
         """What ``dist.destroy_process_group`` calls: what was sent still arrives."""
-        self._calls.put(None)
         self.close(graceful=True)
+        self._calls.put(None)
+
+    # --- other members, as torch.distributed asks for them since 2.14
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        """Where this member listens from now on, and which one it is: others need it to ``reconfigure``.
+
+        Raises:
+            RunError: there is no secret, or no address to listen on, or the group is closed.
+        """
+        with self._changing:
+            if self._is_closed:
+                raise RunError("the group is closed, and gets no other members")
+            if not self._handle:
+                address = self._options.address or _own_address(os.environ, self._options.interface)
+                opener = PeerConnection("the other ranks", secret=self._secret().hex())
+                listener = opener.open_listener(address)
+                self._listeners = {listener: []}
+                self._keeps_listening = True
+                self._handle = f"{address}:{listener.port}/{secrets.token_hex(8)}"
+            return self._handle
+
+    def reconfigure(self, opts: Any) -> CollectiveWork:
+        """Makes the members with these handles the group's, and this one's rank its handle's place.
+
+        All of them call it, with the same number and handles. What is under way ends at once, and fails.
+        ``rank`` and ``size`` are the new ones once the work is done. Where it fails, all connections are
+        closed, and it may be called again with another number; so it may be after ``abort``.
+
+        Args:
+            opts: torch's ``ReconfigureOptions``: ``uuid``, not used before; ``handles``, in the order of
+                ranks; ``timeout`` or None, the group's own.
+
+        Raises:
+            RunError: the handles are none, or this member's is not among them. The work raises
+                ``NumberUsedError`` where the number was used before, and what ``reconnect`` raises.
+        """
+        own, handles = self.get_reconfigure_handle(), [str(handle) for handle in opts.handles]
+        where = {rank: _read_handle(handle, rank) for rank, handle in enumerate(handles)}
+        if handles.count(own) != 1 or len(set(handles)) < len(handles):
+            raise RunError(
+                f"this member's handle is {own}, and it is there {handles.count(own)} times among "
+                f"{', '.join(handles)}",
+                hint="each member's get_reconfigure_handle(), once",
+            )
+        rank, limit = handles.index(own), opts.timeout or self._timeout
+        pairs = {peer: self._pair_of(rank, peer, handles, where[peer]) for peer in where if peer != rank}
+
+        def change() -> None:
+            emptied: Future[None] = Future()
+            self._calls.put((lambda: None, emptied))
+            emptied.result()  # what was called before fails: its connections are closed
+            self._rank, self._size, self.rehearses = rank, len(handles), len(handles) == 1
+            self.peers, self._pairs, self._where = sorted(pairs), pairs, where
+            [listener] = self._listeners
+            self._listeners = {listener: [peer for peer in pairs if peer > rank]}
+
+        work = partial(self._reconnect, opts.uuid, pairs.keys(), limit.total_seconds(), change)
+        return CollectiveWork(run_in_thread(work), [], timedelta())
+
+    def _pair_of(
+        self, rank: int, peer: int, handles: Sequence[str], where: tuple[str, int]
+    ) -> PeerConnection:
+        """The connection to another member, which takes the same handles for the group's."""
+        low, high = sorted((rank, peer))
+        of_these = f"reconfigure {low} {high} {' '.join(handles)}".encode()
+        return PeerConnection(
+            f"rank {peer} ({where[0]})",
+            self._timeout.total_seconds(),
+            secret=hmac.new(self._secret(), of_these, hashlib.sha256).hexdigest(),
+            peer_rank=peer,
+            identity=self._options.identity,
+        )
+
+    def _secret(self) -> bytes:
+        return self._options.secret or _secret_of_process()
 
     # --- collectives, as torch.distributed calls them: the parameters' names are torch's
 
@@ -231,6 +343,15 @@ class MeshProcessGroup(SkyctlProcessGroup):
         """As ``PlannedProcessGroup.refused``: a collective that this backend has not got."""
         return RunError(f"the backend skyctl has no {name}", hint='init_process_group("gloo") may have it')
 
+    def no_peer(self, rank: int) -> RunError:
+        """As ``PlannedProcessGroup.no_peer``."""
+        if not self.peers and self._size > 1:
+            return RunError(
+                f"rank {self._rank} is not connected to rank {rank} yet",
+                hint="this group connects with its first reconfigure()",
+            )
+        return RunError(f"rank {rank} is no other of this group's {self._size} ranks")
+
     def _exchange(
         self,
         sent: Mapping[int, Tensor],
@@ -299,6 +420,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
 
     def _call(self, action: Callable[[], None], result: Sequence[Tensor]) -> CollectiveWork:
         """Has the group's thread do that once the calls before it are done."""
+        if self._meeting.locked():
+            raise RunError("the group is being reconfigured", hint="reconfigure(…).wait() first")
         future: Future[None] = Future()
         if self.rehearses:  # here: modes such as that of tensors without values are a thread's own
             action()
@@ -315,7 +438,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
                 future.set_result(None)
             except BaseException as exc:  # noqa: BLE001 — raised by whoever waits
                 future.set_exception(exc)
-                self.close()  # what the others do next would meet the rest of this
+                self._close_pairs()  # what the others do next would meet the rest of this
 
 
 class CollectiveWork:
@@ -397,13 +520,18 @@ def _secret_of_process() -> bytes:
     return read_secret(os.environ)
 
 
-def _own_address(environment: Mapping[str, str]) -> str:
-    """This machine's address on the route to rank 0's."""
+def _own_address(environment: Mapping[str, str], interface: str | None = None) -> str:
+    """This machine's address on the route to rank 0's, or that of the interface."""
     name = environment.get("MASTER_ADDR") or "127.0.0.1"
     try:
-        return local_address_towards(socket.gethostbyname(name))
+        return local_address_towards(socket.gethostbyname(name), interface)
     except OSError as exc:
         raise RunError(f"MASTER_ADDR is {name}, which has no IPv4 address: {exc.strerror or exc}") from exc
+
+
+def _read_handle(handle: str, rank: int) -> tuple[str, int]:
+    """Where the member listens that a handle is of."""
+    return read_listening(handle.partition("/")[0].encode(), rank)
 
 
 def _reduction(op: Any) -> Reduction:

@@ -36,7 +36,12 @@ from skyctl.transport.peer_connection import (
     PeerConnection,
 )
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError, PeerUnreachableError
+from skyctl.transport.transfer_errors import (
+    NumberUsedError,
+    PeerLostError,
+    PeerProtocolError,
+    PeerUnreachableError,
+)
 from skyctl.transport.work import Work
 
 CONNECT_TIMEOUT_S = 60.0
@@ -186,7 +191,7 @@ class SkyctlProcessGroup(PlannedProcessGroup):
         super().__init__(rank, size, pairs)
         self._pairs = dict(sorted(pairs.items()))
         self._listeners: dict[AuthenticatingListener, list[int]] = {}  # and who comes there
-        self._where: dict[int, tuple[str, int]] = {}  # those listen that this rank calls
+        self._where: dict[int, tuple[str, int]] = {}  # at least of those that this rank calls
         self._keeps_listening = self._is_closed = self._is_aborted = False
         self._used: set[int] = set()
         self._changing = threading.Lock()
@@ -205,7 +210,7 @@ class SkyctlProcessGroup(PlannedProcessGroup):
 
         def locate(peer: int) -> tuple[str, int]:
             said = store.get(_listening_key(options.purpose, peer, self.rank()))
-            host, port = self._where[peer] = _read_listening(said, peer)
+            host, port = self._where[peer] = read_listening(said, peer)
             self._pairs[peer].own_address(host, options.interface)
             return host, port
 
@@ -226,7 +231,8 @@ class SkyctlProcessGroup(PlannedProcessGroup):
         Raises:
             PeerUnreachableError: a peer did not come within ``timeout_s``.
             PeerLostError: another thread closed the connections meanwhile.
-            RunError: the number was used before, or listeners don't stay, or a rank is no peer.
+            NumberUsedError: the number was used before; nothing has changed.
+            RunError: listeners don't stay, or a rank is no peer; nothing has changed.
         """
         if unknown := set(peers) - self._pairs.keys():
             raise self.no_peer(min(unknown))
@@ -235,10 +241,30 @@ class SkyctlProcessGroup(PlannedProcessGroup):
                 f"rank {self.rank()} can't reconnect: it has stopped listening",
                 hint="PairOptions(…, keeps_listening=True), on all ranks",
             )
+        self._reconnect(uuid, peers, timeout_s)
+
+    def _reconnect(
+        self, uuid: int, peers: Collection[int], timeout_s: float, change: Callable[[], None] = lambda: None
+    ) -> None:
+        """As ``reconnect``.
+
+        Args:
+            change: called once all connections are closed: who the peers are may be another matter then.
+        """
         if not self._meeting.acquire(blocking=False):
             raise RunError(f"rank {self.rank()} is reconnecting already", hint="abort() ends that")
         try:
-            self._restart(uuid, peers)
+            with self._changing:
+                if self._is_closed:
+                    raise RunError(f"rank {self.rank()} can't reconnect: its group is closed")
+                if uuid in self._used:
+                    raise NumberUsedError(f"the number {uuid} was already used to connect ranks")
+                self._used.add(uuid)
+                self._is_aborted = False
+                self._close_pairs()
+                change()
+                for peer in peers:
+                    self._pairs[peer].restart(uuid)
             self._meet(peers, self._locate_again, timeout_s, timeout_s, is_patient=True)
         except PeerLostError as exc:
             if not self._is_aborted:
@@ -256,19 +282,6 @@ class SkyctlProcessGroup(PlannedProcessGroup):
             raise PeerUnreachableError(
                 f"rank {peer} has never said where it listens", peer_rank=peer
             ) from None
-
-    def _restart(self, uuid: int, peers: Collection[int]) -> None:
-        """Closes all connections; those with these peers may come about again, as of that number."""
-        with self._changing:
-            if self._is_closed:
-                raise RunError(f"rank {self.rank()} can't reconnect: its group is closed")
-            if uuid in self._used:
-                raise RunError(f"the number {uuid} was already used to connect ranks")
-            self._used.add(uuid)
-            self._is_aborted = False
-            self._close_pairs()
-            for peer in peers:
-                self._pairs[peer].restart(uuid)
 
     def _meet(
         self,
@@ -407,7 +420,7 @@ def read_address(address: bytes, peer: int) -> str:
         ) from None
 
 
-def _read_listening(message: bytes, peer: int) -> tuple[str, int]:
+def read_listening(message: bytes, peer: int) -> tuple[str, int]:
     """Where a peer says that it listens."""
     try:
         host, port = message.decode().split(":")

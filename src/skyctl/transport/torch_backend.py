@@ -33,14 +33,18 @@ def make_group(request: Any, options: Any) -> PlannedProcessGroup:
 
     Args:
         request: torch's ``DistributedBackendOptions``.
-        options: the ``pg_options``: ``PairOptions`` of a run's rank, or of a script ``MeshOptions`` or None.
+        options: the ``pg_options``: of a run's rank ``PairOptions``, of a script ``MeshOptions``, torch's own
+            or None.
     """
     from skyctl.transport.process_group import PairOptions
 
     if not isinstance(options, PairOptions):
         from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
 
-        return MeshProcessGroup.meet(request, options or MeshOptions())
+        if not isinstance(options, MeshOptions):  # torch's own: it may say that (2.14)
+            said = (getattr(asked, "enable_reconfigure", False) for asked in (options, request))
+            options = MeshOptions(enable_reconfigure=any(said))
+        return MeshProcessGroup.meet(request, options)
     if options.backend == GLOO:
         from skyctl.transport.gloo_process_group import GlooProcessGroup
 

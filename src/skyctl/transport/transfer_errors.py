@@ -49,6 +49,10 @@ class PeerUnreachableError(PeerError):
     """No connection with the other end came about."""
 
 
+class NumberUsedError(RunError, RuntimeError):
+    """Ranks are to connect under a number that they have had before. torch expects a RuntimeError."""
+
+
 class TransferFrameError(RuntimeError):
     """The other end of a connection does not speak as it should."""
 
