@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from ..helpers.commands import Skyctl
+from .backends import GLOO, SKYCTL
 from .liars import LIAR, nothing_is_left, write_cluster
 from .test_lying_holder import FROM_STEP
 
@@ -52,10 +55,33 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
     made.end()
 
 
-@pytest.mark.parametrize(("lie", "said"), [("length", "bytes where"), ("kind", "sent unknown (9)")])
-def test_the_liar_is_named(three: Skyctl, lie: str, said: str) -> None:
-    write_cluster(three.folder, lie)
+@pytest.mark.parametrize(
+    ("backend", "lie", "said"),
+    [
+        (SKYCTL, "length", "bytes where"),
+        (SKYCTL, "kind", "sent unknown (9)"),
+        (GLOO, "kind", "sent unknown (9)"),
+    ],
+)
+def test_the_liar_is_named(three: Skyctl, backend: str, lie: str, said: str) -> None:
+    let_lie(three, backend, lie)
     err = three.run(*SUMS, "--repeat", str(2 * FROM_STEP), code=4).stderr
     assert f"error: node {LIAR} sent " in err
     assert said in err
     nothing_is_left(three)
+
+
+def test_over_gloo_a_message_that_is_too_long_ends_a_rank_and_there_is_no_figure(three: Skyctl) -> None:
+    """Gloo says neither to skyctl nor in its last words who has sent it."""
+    let_lie(three, GLOO, "length")
+    done = three.run(*SUMS, "--repeat", str(2 * FROM_STEP), "--json", code=1)
+    figures = {row["sync"]: row for row in json.loads(done.stdout)["rows"]}
+    assert figures["star"]["measured_s"] is None
+    assert re.search(r"rank \d on .* was ended by SIGABRT; .*op\.preamble\.length", figures["star"]["error"])
+    nothing_is_left(three)
+
+
+def let_lie(three: Skyctl, backend: str, lie: str) -> None:
+    write_cluster(three.folder, lie)
+    with (three.folder / "cluster.yaml").open("a") as file:
+        file.write(f"backend: {backend}\n")

@@ -37,6 +37,7 @@ from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
 from skyctl.device.process_memory import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import device_speed, link_speed, load_counters, message_overhead  # noqa: E402
+from skyctl.probe.node.forks import error_text, result_of_fork  # noqa: E402
 from skyctl.probe.node.layer_bench import LayerBench  # noqa: E402
 from skyctl.probe.node.probe_order import ProbeOrder  # noqa: E402
 from skyctl.probe.node.probe_requests import (  # noqa: E402
@@ -224,12 +225,7 @@ class _ProbeServer:
             }
             if request.gloo:
                 self.progress(0, 1, "messages over Gloo")
-                try:
-                    costs = self._message_costs(GLOO, ratio, adding_s, request.gradient_bytes)
-                    ring_byte_s = self._sum_byte_s(GLOO, ratio, adding_s, request.gradient_bytes, ring=True)
-                    result["gloo"] = costs | {"ring_byte_s": ring_byte_s}
-                except (SkyctlError, RuntimeError, OSError) as exc:  # not all builds of torch can
-                    result["gloo_error"] = _error_text(exc)
+                result |= self._gloo_figures(ratio, adding_s, request.gradient_bytes)
         self._channel.send(result)
         while not self._stopped:  # past the cap, the order to stop is still to come
             self._hear(None)
@@ -265,6 +261,21 @@ class _ProbeServer:
             "step_s": overhead.step_s,
             "message_byte_s": self._sum_byte_s(backend, ratio, adding_s, gradient_bytes, ring=False),
         }
+
+    def _gloo_figures(self, ratio: float, adding_s: float, gradient_bytes: float) -> dict[str, Any]:
+        """What messages cost over Gloo, as ``gloo``, or why that is not known, as ``gloo_error``.
+
+        Gloo aborts its process where others take all files that it may open, by connecting to its listeners.
+        """
+
+        def measure() -> dict[str, float]:
+            costs = self._message_costs(GLOO, ratio, adding_s, gradient_bytes)
+            return costs | {"ring_byte_s": self._sum_byte_s(GLOO, ratio, adding_s, gradient_bytes, ring=True)}
+
+        try:
+            return {"gloo": measure() if torch.accelerator.is_available() else result_of_fork(measure)}
+        except (SkyctlError, RuntimeError, OSError) as exc:  # not all builds of torch can
+            return {"gloo_error": error_text(exc)}
 
     def _sum_byte_s(
         self, backend: str, ratio: float, adding_s: float, gradient_bytes: float, *, ring: bool
@@ -370,7 +381,7 @@ class _ProbeServer:
                     "receive_byte_s": figures.receive_byte_s * ratio,
                 }
         except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
-            answer["error"] = _error_text(exc)
+            answer["error"] = error_text(exc)
         finally:
             connection.close()
         self._channel.send(answer)
@@ -401,7 +412,7 @@ class _ProbeServer:
                 flows_s = max(at_s for times_s in answer["arrivals"].values() for at_s in times_s)
                 answer["busy_share"] = (time.process_time() - begun_s) / (max(flows_s, 1e-6) * self._cpus)
         except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
-            answer["error"] = _error_text(exc)
+            answer["error"] = error_text(exc)
         finally:
             for connection, _ in connections:
                 connection.close()
@@ -428,7 +439,3 @@ def _place_of_peer(request: LinkRequest | FlowRequest) -> tuple[str, int]:
 
 def _flow_spec(pair: FlowPair) -> link_speed.FlowSpec:
     return link_speed.FlowSpec(pair.messages, pair.send_bytes, pair.receive_bytes)
-
-
-def _error_text(exc: Exception) -> str:
-    return exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"

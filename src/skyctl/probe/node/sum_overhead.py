@@ -10,14 +10,9 @@ long, by how its threads met and how many cores were free for them.
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -25,7 +20,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from skyctl.agent.process_tree import die_with_parent
+from skyctl.probe.node.forks import fork_beside
 from skyctl.probe.node.loopback_ranks import LoopbackRanks
 from skyctl.probe.node.message_overhead import TIMEOUT_S
 from skyctl.transport import BACKEND
@@ -77,7 +72,7 @@ def measure_message_byte_s(
     with tempfile.TemporaryDirectory(prefix="skyctl-sum-") as folder:
         store = Path(folder) / "store"
         layer_numel = max(LEAST_NUMEL, min(MOST_NUMEL, numel)) // LAYERS
-        with _child(lambda: _sum_as_child(ranks, store, layer_numel, ring)):
+        with fork_beside(lambda: _sum_as_child(ranks, store, layer_numel, ring)):
             sum_s = median(_sum_often(0, ranks, store, layer_numel, ring)[1:])
     per_byte_s = sum_s / (4 * layer_numel * LAYERS) * ratio
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
@@ -126,29 +121,3 @@ def _places(end: int) -> list[RoutePlace]:
     other, share = 1 - end, 1 / ROUTES
     root, leaf = RoutePlace(share, (other,), None, None, (other,)), RoutePlace(share, (), other, other, ())
     return [root if route % 2 == end else leaf for route in range(ROUTES)]
-
-
-@contextmanager
-def _child(action: Callable[[], None]) -> Iterator[None]:
-    """A fork of this process that does that beside the block, and has ended after it.
-
-    A process of its own program would have to load torch first: many seconds on a tenth of a core.
-    """
-    parent = os.getpid()
-    with (
-        warnings.catch_warnings()
-    ):  # of forks beside threads: what their locks guard, the action does not use
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if not pid:
-        try:
-            die_with_parent(parent)
-            torch.set_num_threads(1)  # its other threads are not in the fork
-            action()
-        finally:
-            os._exit(0)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
