@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.helpers.commands import Done, run_briefly
 from tests.learning.profiles import device, profile
 
 from skyctl.cli.option_values import parse_bytes, parse_sync_list
@@ -26,18 +24,9 @@ NODES = (
 )
 
 
-def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def bench(folder: Path, *words: str) -> Done:
     (folder / "cluster.yaml").write_text(NODES)
-    return subprocess.run(
-        [sys.executable, "-m", "skyctl", "bench-sync", *words],
-        cwd=folder,
-        env={**os.environ, "SKYCTL_HOME": str(folder / "state")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run_briefly(folder, "bench-sync", *words, SKYCTL_HOME=str(folder / "state"))
 
 
 @pytest.mark.slow

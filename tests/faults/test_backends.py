@@ -31,7 +31,7 @@ from ..helpers.sockets import (
 )
 from ..lab.workload import train_py
 
-slow, matrix = pytest.mark.slow, pytest.mark.matrix
+matrix = pytest.mark.matrix
 STEPS = 40
 
 
@@ -46,10 +46,11 @@ def three(another: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize(
     ("form", "backend"),
     [
-        pytest.param("pipeline", "skyctl", marks=slow),
-        pytest.param("pipeline", "gloo", marks=matrix),
-        pytest.param("data", "skyctl", marks=matrix),
-        pytest.param("data", "gloo", marks=slow),
+        *(
+            pytest.param(form, over, marks=matrix)
+            for form in ("pipeline", "data")
+            for over in ("skyctl", "gloo")
+        ),
         ("hybrid", "skyctl"),
         ("hybrid", "gloo"),
     ],

@@ -107,8 +107,8 @@ def test_a_delay_changes_what_is_trained(nodes: Any, losses: list[float]) -> Non
     assert left_of_state(nodes.state) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", [pytest.param("four", marks=pytest.mark.matrix), "hybrid"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("plan", ["four", "hybrid"])
 def test_a_holder_is_killed(nodes: Any, losses: list[float], plan: str) -> None:
     nodes.fault.write_text("die c")
     run = launch(nodes, plan, "--ignore-changes")
@@ -126,7 +126,7 @@ def test_a_holder_is_killed(nodes: Any, losses: list[float], plan: str) -> None:
     ("plan", "faults"),
     [
         pytest.param("four", ["sum b"], marks=pytest.mark.matrix),
-        ("four", ["flight c", "sum a", "flight d"]),
+        pytest.param("four", ["flight c", "sum a", "flight d"], marks=pytest.mark.matrix),
         ("hybrid", ["flight d", "flight a", "sum b"]),
     ],
     ids=["once", "one attempt after another", "of a hybrid"],
@@ -184,7 +184,9 @@ def test_ranks_are_killed_at_ten_random_moments(nodes: Any, losses: list[float],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["four", pytest.param("three", marks=pytest.mark.matrix), "hybrid"])
+@pytest.mark.parametrize(
+    "plan", [*(pytest.param(plan, marks=pytest.mark.matrix) for plan in ("four", "three")), "hybrid"]
+)
 def test_a_stopped_run_ends_with_one_step_for_all_and_goes_on(nodes: Any, plan: str) -> None:
     long = ("--steps", "1000", "--checkpoint-every", "1000", "--ignore-changes")
     run: Run = nodes.launch(f"{plan}.json", *long).wait_for(9)

@@ -58,7 +58,7 @@ def data(batch_size, seed):
         )
 """
 LONG = ("plan.json", "--steps", "100000", "--ignore-changes")
-STEPS = 150
+STEPS = 100
 PAUSE_S, LONG_S = "0.002", "0.05"
 """What a slow layer takes; in long runs, which are only looked at, so much that they hardly compute."""
 

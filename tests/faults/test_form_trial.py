@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,16 +41,27 @@ SIZES = ("--batch-size", "8", "--microbatches", "4")
 RUN = ("launch", "train.py", *SIZES, "--parallel", "auto", "--steps", "340", "--checkpoint-every", "0", "-y")
 
 
-def hardly_known(here: Here) -> None:
-    """Probes, and has the profile say that layers' times were all over the place."""
-    here.train(TRAIN)
-    here.probe_briefly("train.py", *SIZES)
-    (path,) = (here.state / "profiles").rglob("*.json")
+@pytest.fixture(scope="module")
+def hardly_known(another: Callable[..., Any]) -> Path:
+    """A probed cluster, whose profile says that layers' times were all over the place."""
+    made = another("fast", "slow")
+    made.train(TRAIN)
+    made.probe_briefly("train.py", *SIZES)
+    (path,) = (made.state / "profiles").rglob("*.json")
     profile = json.loads(path.read_text())
     for device in profile["devices"]:
         for timing in device["timings"]:
             timing["spread"] = 4.0
     path.write_text(json.dumps(profile))
+    folder: Path = made.folder.parent
+    return folder
+
+
+@pytest.fixture
+def known(here: Here, hardly_known: Path) -> Here:
+    """One of its own for each test."""
+    shutil.copytree(hardly_known, here.folder.parent, dirs_exist_ok=True)
+    return here
 
 
 def made(here: Here) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -58,41 +72,38 @@ def made(here: Here) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-def test_the_form_with_the_shortest_measured_step_is_trained(here: Here) -> None:
-    hardly_known(here)
-    done = here.run_inside(*RUN, code=0)
+def test_the_form_with_the_shortest_measured_step_is_trained(known: Here) -> None:
+    done = known.run_inside(*RUN, code=0)
     assert "predictions can't tell" in done.stdout
-    plan, seen = made(here)
+    plan, seen = made(known)
     measured = {one["parallel"]: one["measured_s"] for one in plan["forms"] if one["measured_s"]}
     assert len(measured) > 1
     assert measured[plan["problem"]["parallel"]] <= 1.01 * min(measured.values())
     assert f"the form is {plan['problem']['parallel']}" in done.stdout
     assert len({one["run_id"] for one in seen}) == len(measured) + 1, "each trial, and the run"
-    assert left_of_state(here.state) == []
+    assert left_of_state(known.state) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"), [(("--no-trial",), "--no-trial"), (("--steps", "20"), "too short")]
 )
-def test_without_a_trial_the_prediction_chooses(here: Here, more: tuple[str, ...], said: str) -> None:
-    hardly_known(here)
-    done = here.run_inside(*RUN, *more, code=0)
+def test_without_a_trial_the_prediction_chooses(known: Here, more: tuple[str, ...], said: str) -> None:
+    done = known.run_inside(*RUN, *more, code=0)
     assert "none of them is tried" in done.stderr
     assert said in done.stderr
-    plan, seen = made(here)
+    plan, seen = made(known)
     assert not any(one["measured_s"] for one in plan["forms"])
     assert len({one["run_id"] for one in seen}) <= 1
 
 
 @pytest.mark.slow
-def test_whoever_takes_a_run_over_hears_nothing_of_its_trials(here: Here) -> None:
-    hardly_known(here)
+def test_whoever_takes_a_run_over_hears_nothing_of_its_trials(known: Here) -> None:
     steps = RUN.index("--steps") + 1
     words = (*RUN[:steps], "100000", *RUN[steps + 1 :])
-    done = here.run(*words, "--detach", code=0)
+    done = known.run(*words, "--detach", code=0)
     assert "predictions can't tell" in done.stdout
-    here.run_inside("stop", code=0)
-    (log,) = (here.state / "runs").glob("*/supervisor.log")
+    known.run_inside("stop", code=0)
+    (log,) = (known.state / "runs").glob("*/supervisor.log")
     assert "warning" not in log.read_text()
-    assert left_of_state(here.state) == []
+    assert left_of_state(known.state) == []

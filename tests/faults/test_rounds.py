@@ -16,7 +16,7 @@ from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
 
 SIZES = ("--batch-size", "8", "--microbatches", "4")
-ROUNDS, EVERY = 24, 3
+ROUNDS, EVERY = 18, 3
 LAYERS = 7
 PLANS = {
     "owners": ("--local-steps", "2,1,2", "--owners", "a,b,c+d", "--prox-mu", "0.1"),

@@ -18,7 +18,7 @@ from ..helpers.runs import Run, losses_of
 
 GPT = "gpt:layers=2,hidden=16,heads=2,context=16"
 SIZES = ("--batch-size", "8", "--microbatches", "4")
-STEPS = 40
+STEPS = 30
 LAYERS = 6
 SLOWER = 40.0
 EVERY = ("--checkpoint-every", "5")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.commands import run_in
+from tests.helpers.commands import run_briefly
 
 from skyctl.files import run_folder
 
@@ -62,7 +62,7 @@ def test_losses_of_a_batch_are_the_same_whatever_the_memory(tmp_path: Path) -> N
 def launch(folder: Path, batch: int, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The measurement and the plan of a run whose number of microbatches the planner chooses."""
     asked = ("train.py", "--batch-size", str(batch), "--steps", str(STEPS), *words, "--json")
-    done = run_in(folder, "launch", *asked)
+    done = run_briefly(folder, "launch", *asked)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     return measured, json.loads((run_folder(measured["run_id"]) / "plan.json").read_text())

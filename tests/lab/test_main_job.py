@@ -96,7 +96,7 @@ def test_an_interrupt_leaves_nothing_on_any_node(cluster: Cluster, compared: Pat
     assert cluster.settled(checkpoints=False) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_worker_killed_on_its_node_is_named(cluster: Cluster, compared: Path) -> None:
     words = ("--steps", "500", "--max-restarts", "0")
     run = runs.launch(cluster, str(compared / "even.plan.json"), *words).wait_for(1)
@@ -120,6 +120,7 @@ def test_a_changed_host_key_is_refused(cluster: Cluster, tmp_path: Path) -> None
     assert "changed" in done.stderr
 
 
+@pytest.mark.matrix  # tests/lab/test_probe_faults.py has one among eight
 def test_a_node_without_torch_is_named_and_hides_no_other(cluster: Cluster) -> None:
     python = next(node.python for node in cluster.lab.nodes if node.name == "n2")
     venv = fault_injection.run_in_node(

@@ -116,7 +116,9 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ses
         yield [stack.enter_context(open_session(node, ConnectOptions(grace_s=0.3))) for node in nodes]
 
 
-@pytest.mark.parametrize("name", ["first", "gpipe", "ddp"])
+@pytest.mark.parametrize(
+    "name", ["first", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("gpipe", "ddp"))]
+)
 def test_agents_run_it(name: str, agents: list[Session], world: dict[str, str]) -> None:
     """On nodes no entry point says that there is this backend."""
     files = {path.name: path.read_bytes() for path in SCRIPTS.glob("*.py")}

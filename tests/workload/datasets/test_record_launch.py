@@ -17,7 +17,9 @@ STEPS, BATCH, RATE = 5, 6, 3e-3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "apart"])
+@pytest.mark.parametrize(
+    "packing", [pytest.param(True, id="packed", marks=pytest.mark.matrix), pytest.param(False, id="apart")]
+)
 def test_two_nodes_train_chats_as_the_library_does(tmp_path: Path, packing: bool) -> None:
     """Tied embeddings, microbatches of 2 2 1 1; packed rows from a JSON array, padded ones from lines."""
     import transformers

@@ -33,7 +33,14 @@ CLUSTER = """nodes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral-sliding", "gpt2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama",
+        *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("qwen2", "qwen3", "mistral-sliding")),
+        "gpt2",
+    ],
+)
 def test_three_unequal_nodes_train_the_adapters_that_peft_trains(kind: str, tmp_path: Path) -> None:
     import transformers
 
