@@ -37,7 +37,7 @@ def as_before(monkeypatch):
     logging.captureWarnings(False)
 
 
-SAMPLE = 3
+SAMPLE = 6
 """Of the files that must train, one in so many is compared in CI: it is the same comparison each time."""
 
 

@@ -86,7 +86,7 @@ def test_the_form_with_the_shortest_measured_step_is_trained(known: Here) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("more", "said"), [(("--no-trial",), "--no-trial"), (("--steps", "20"), "too short")]
+    ("more", "said"), [(("--steps", "20", "--no-trial"), "--no-trial"), (("--steps", "20"), "too short")]
 )
 def test_without_a_trial_the_prediction_chooses(known: Here, more: tuple[str, ...], said: str) -> None:
     done = known.run_inside(*RUN, *more, code=0)
