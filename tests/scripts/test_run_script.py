@@ -209,14 +209,14 @@ def test_ctrl_c_ends_it_and_output_comes_home(here: Skyctl) -> None:
 def test_detached_it_is_listed_attached_to_and_ends(here: Skyctl) -> None:
     (here.folder / "ticks.py").write_text(TICKS)
     left = json.loads(
-        here.run("run", "--detach", "--json", "--output", "kept", "ticks.py", TICKS="40").stdout
+        here.run("run", "--detach", "--json", "--output", "kept", "ticks.py", TICKS="60").stdout
     )
     assert left == {"run_id": run_id(here), "detached": True}
     (listed,) = json.loads(here.run("ps", "--json").stdout)["runs"]
     assert (listed["status"], listed["steps"], listed["workload"]) == ("running", None, "ticks.py")
     assert here.run("logs", "-n", "1", "--rank", "1").stdout.startswith("tick ")
     done = here.run("attach")
-    assert "[2 c] tick 39" in done.stdout
+    assert "[2 c] tick 59" in done.stdout
     assert (here.folder / "kept" / "rank-1" / "last.txt").read_text() == "1"
     again = json.loads(here.run("attach", "--json").stdout)
     assert (again["status"], again["output_files"]) == ("done", 3)
@@ -224,14 +224,14 @@ def test_detached_it_is_listed_attached_to_and_ends(here: Skyctl) -> None:
 
 def test_a_killed_launcher_is_followed(here: Skyctl) -> None:
     (here.folder / "ticks.py").write_text(TICKS)
-    child = here.start("run", "ticks.py", TICKS="50")
+    child = here.start("run", "ticks.py", TICKS="100")
     until(lambda: "[0 a] tick 2" in child.out, lambda: child.text)
     child.kill()
     (found,) = json.loads(here.run("ps", "--json").stdout)["runs"]
     assert found["detail"] == "ranks on 3 of 3 nodes go on"
     here.run("attach")
     log = here.state / "runs" / run_id(here) / "logs" / "rank-000.log"
-    assert log.read_text().splitlines() == [f"tick {number}" for number in range(50)]
+    assert log.read_text().splitlines() == [f"tick {number}" for number in range(100)]
     assert state(here)["status"] == "done"
 
 
