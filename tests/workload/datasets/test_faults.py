@@ -95,6 +95,19 @@ def look(folder: Path, data: Path, choices: RecordChoices | None = None, context
     return survey_records(BlockReader(open_records(data), options, maker))
 
 
+def test_of_large_data_a_beginning_is_looked_through(tmp_path: Path) -> None:
+    """However slow the machine: three seconds, and one block at least."""
+    data = write_lines(tmp_path / "d.jsonl", chats(3000))
+    maker = SampleMaker(model_folder(tmp_path / "m"), 48, VOCABULARY, train_on_inputs=False)
+    reader = BlockReader(open_records(data), find_record_options(data, RecordChoices()), maker)
+    assert len(reader.blocks) > 2
+    found = survey_records(reader, clock=iter([0.0, 1.0, 4.0]).__next__)
+    assert not found.whole
+    assert found.read_bytes == reader.blocks[1][2]
+    size = f"{found.read_bytes / 2**20:.1f} MiB of {data.stat().st_size / 2**20:.1f}"
+    assert found.lines()[0].startswith(f"data: {found.counts.records:,} records in the first {size}, ")
+
+
 def test_a_very_long_line_is_refused_and_passed_over(tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     long = json.dumps({"messages": [{"role": "user", "content": "x" * (MAX_LINE_BYTES + (2 << 20))}]})

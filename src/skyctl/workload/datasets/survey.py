@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from skyctl.workload.datasets.row_order import BlockReader, Counts
 from skyctl.workload.datasets.sample_maker import Sample, SampleMaker
 
-SURVEYED_BYTES = 64 << 20
+SURVEYED_BYTES, SURVEY_S = 64 << 20, 3.0
+"""So much is looked at, and so long: of many short records 64 MiB would take minutes."""
 SHOWN_TOKENS = 200
 LEARNT_MARKS = ("⟦", "⟧")
 
@@ -20,7 +22,8 @@ class Survey:
 
     Attributes:
         counts: of what was read.
-        whole: all of the data was read, not only its first 64 MiB.
+        whole: all of the data was read, not only its beginning.
+        read_bytes, data_bytes: what was read, and what there is.
         sample: the first sample as text: (piece, whether it is learnt).
         cut: the sample goes on behind what is shown.
         packing: rows hold several samples.
@@ -32,6 +35,8 @@ class Survey:
     cut: bool
     packing: bool
     context: int
+    read_bytes: int = field(compare=False)
+    data_bytes: int = field(compare=False)
 
     def to_dict(self) -> dict[str, int | bool]:
         """How much was found, as JSON values."""
@@ -47,7 +52,7 @@ class Survey:
         """What the user is told, a line each; the sample is the last one."""
         counts = self.counts
         found = [
-            f"data: {counts.records:,} records{'' if self.whole else ' in the first 64 MiB'}, "
+            f"data: {counts.records:,} records{'' if self.whole else self._part()}, "
             f"{counts.tokens:,} tokens, of which {counts.learnt:,} are learnt, in {counts.rows:,} "
             f"{'packed ' if self.packing else ''}rows of {self.context}"
         ]
@@ -63,22 +68,34 @@ class Survey:
         found.append(f"a sample; what stands in {begin}{end} is learnt: {text}{' …' if self.cut else ''}")
         return found
 
+    def _part(self) -> str:
+        read, every = self.read_bytes / 2**20, self.data_bytes / 2**20
+        return f" in the first {read:,.1f} MiB of {every:,.1f}"
 
-def survey_records(reader: BlockReader, on_progress: Callable[[str], None] = lambda _text: None) -> Survey:
-    """Reads the data, or its first 64 MiB, as training will.
+
+def survey_records(
+    reader: BlockReader,
+    on_progress: Callable[[str], None] = lambda _text: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Survey:
+    """Reads the data as training will: all of it, or as much as 64 MiB and ``SURVEY_S`` allow.
 
     Args:
         on_progress: told how far it is.
+        clock: seconds.
 
     Raises:
         WorkloadError: a record can't be used, and is not to be left out; names file and line.
     """
     every = left = min(SURVEYED_BYTES, reader.data_bytes)
-    blocks = iter(reader.blocks)
-    while left > 0 and (block := next(blocks, None)) is not None:
+    blocks, began = iter(reader.blocks), clock()
+    spent = 0.0
+    while left > 0 and spent < SURVEY_S and (block := next(blocks, None)) is not None:
         reader.rows(block)
         left -= block[2] - block[1]
-        on_progress(f"looking through the records: {1 - max(0, left) / every:.0%}")
+        spent = clock() - began
+        done = max(1 - max(0, left) / every, min(1.0, spent / SURVEY_S))
+        on_progress(f"looking through the records: {done:.0%}")
     first = reader.first_sample
     shown = [] if first is None else _pieces(first, reader.maker)
     return Survey(
@@ -88,6 +105,8 @@ def survey_records(reader: BlockReader, on_progress: Callable[[str], None] = lam
         first is not None and len(first.ids) > SHOWN_TOKENS,
         reader.options.packing,
         reader.maker.context,
+        every - left,
+        reader.data_bytes,
     )
 
 
