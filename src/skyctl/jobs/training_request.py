@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skyctl.agent.node_cache import file_digest
 from skyctl.errors import MismatchError, WorkloadError
-from skyctl.files import home, make_private
+from skyctl.jobs.sent_weights import send_weights
 from skyctl.records.plan import WorkloadRef
 from skyctl.remote.agent_session import Session
 from skyctl.workload.corpus import default_corpus
@@ -32,7 +30,6 @@ from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_sourc
 
 if TYPE_CHECKING:
     from skyctl.records.run_state import InitialWeights
-    from skyctl.workload.stored_weights import StoredWeights
     from skyctl.workload.workload import Workload
 
 MICROBATCH_CHOICES = (1, 2, 4, 8, 16, 32)
@@ -266,14 +263,16 @@ def send_workload(
     with_data: Collection[str],
     layers: Mapping[str, Collection[int]] | None = None,
     files: Mapping[str, bytes] | None = None,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, WorkloadSpec]:
-    """Sends the user's code to every node, and data and stored weights to those that need them.
+    """Sends the user's code to every node, and data and stored weights to those that need and lack them.
 
     Args:
         with_data: the nodes that read training data.
         layers: by node, the layers it will hold: it gets their stored weights, if there are any. None: no
             node needs any.
         files: those to send (``files_to_ship``); None: as they are here now.
+        note: told which nodes have the stored weights themselves.
 
     Returns:
         By node, the spec; paths in it are the node's own.
@@ -294,9 +293,10 @@ def send_workload(
             node_spec = replace(node_spec, data_path=path)
         if not is_text and name in with_data and spec.data_path is not None:
             node_spec = replace(node_spec, data_path=_push_records(session, Path(spec.data_path)))
-        if stored is not None and layers is not None:
-            node_spec = replace(node_spec, weights=_push_weights(session, stored, sorted(layers[name])))
         by_node[name] = node_spec
+    if stored is not None and layers is not None:
+        for name, path in send_weights(sessions, stored, {n: layers[n] for n in sessions}, note).items():
+            by_node[name] = replace(by_node[name], weights=path)
     return by_node
 
 
@@ -325,17 +325,3 @@ def _push_records(session: Session, data: Path) -> str:
         told.append(replace(file, path=path, modified_ns=0))
     listed = write_file_list(told)
     return session.push(listed, hashlib.sha256(listed).hexdigest(), keep=False)
-
-
-def _push_weights(session: Session, stored: StoredWeights, layers: list[int]) -> str:
-    """Sends the stored weights of some layers as one file, which is removed when the session ends.
-
-    Returns:
-        The file's path on the node.
-    """
-    from skyctl.workload.stored_weights import write_layer_weights
-
-    with tempfile.TemporaryDirectory(prefix="weights-", dir=make_private(home())) as folder:
-        path = Path(folder) / "part.safetensors"
-        write_layer_weights(stored, layers, path)
-        return session.push(path, file_digest(path), keep=False)

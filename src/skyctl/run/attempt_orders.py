@@ -143,7 +143,8 @@ class OrderMaker:
         sessions = {name: run.sessions[name] for name in layers}
         alone = restored and spec.init_from is not None and spec.lora is None
         stored = None if alone else layers
-        return send_workload(spec, sessions, with_data=ends, layers=stored, files=self.files_to_ship())
+        files, note = self.files_to_ship(), run.callbacks.note
+        return send_workload(spec, sessions, with_data=ends, layers=stored, files=files, note=note)
 
     def _checkpoints(
         self, plan: Plan, number: int, origin: RestorePoint | None, holding: Collection[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,7 @@ class TextPipeline:
         threads: by device; None: as many as torch takes.
         vocabulary: tokens are below it.
         encrypt: what ranks send each other.
+        note: told which nodes have the weights themselves.
     """
 
     cluster: Cluster
@@ -72,6 +73,7 @@ class TextPipeline:
     sampling: Sampling
     vocabulary: int
     encrypt: bool = False
+    note: Callable[[str], None] = lambda _text: None
     _nodes: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ class TextPipeline:
         for node, stage in zip(nodes, self.stages, strict=True):
             layers.setdefault(node, set()).update(range(stage.start, stage.stop))
         used = {node: self.sessions[node] for node in layers}
-        workload = send_workload(self.spec, used, with_data=(), layers=layers)
+        workload = send_workload(self.spec, used, with_data=(), layers=layers, note=self.note)
         self._nodes = [self.cluster.node(node) for node in nodes]
         last = len(nodes) - 1
         pairs = [(rank, rank + 1) for rank in range(last)]
