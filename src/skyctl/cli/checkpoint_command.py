@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -134,9 +134,7 @@ def export(
     with --lora they are its adapters, as a folder of peft's. A folder has a README.md that says how it was
     trained.
     """
-    from skyctl.checkpoint.launcher.stored_checkpoints import gather_checkpoint
     from skyctl.supervision.run_status import load_run
-    from skyctl.supervision.weight_files import export_last_weights, write_weights
 
     stored_run = load_run(run)
     if run is None:
@@ -152,18 +150,47 @@ def export(
     target = output or Path(stored_run.paths.run_id if as_folder else "weights.safetensors")
     if not as_folder:
         check_output(target)
-    path: Path | None = None
-    if step in (None, stored_run.state.step):
-        path = export_last_weights(stored_run, target, merge=merge)
-    exported_step = stored_run.state.step
-    if path is None:
-        with (
-            connect_replicators(out, stored_run, cluster, connection, offline=offline) as nodes,
-            gather_checkpoint(stored_run, nodes.replicators, nodes.sessions, step) as (exported_step, layers),
-        ):
-            path = write_weights(layers, target, stored_run, merge=merge, step=exported_step)
+    nodes = connect_replicators(out, stored_run, cluster, connection, offline=offline)
+    path, exported_step = _export_step(stored_run, nodes, target, step, merge=merge)
     out.line(f"step {exported_step}: {path}")
     out.json({"run_id": stored_run.paths.run_id, "step": exported_step, "path": str(path)})
+
+
+def export_best(
+    out: Output, run: StoredRun, cluster: Path | None, connection: ConnectionOptions, target: Path
+) -> int:
+    """Writes the folder of a run's best checkpoint, adapters merged in; the step that it is of.
+
+    Raises:
+        InputError: the run has no such checkpoint.
+    """
+    nodes = connect_replicators(out, run, cluster, connection)
+    return _export_step(run, nodes, target, _best_step(run, None), merge=True)[1]
+
+
+def _export_step(
+    run: StoredRun,
+    nodes: AbstractContextManager[ReachedNodes],
+    target: Path,
+    step: int | None,
+    *,
+    merge: bool,
+) -> tuple[Path, int]:
+    """The file or folder of a step's weights, and that step; None: what the run ended with, or the newest.
+
+    Args:
+        nodes: entered only where the weights are not here.
+    """
+    from skyctl.checkpoint.launcher.stored_checkpoints import gather_checkpoint
+    from skyctl.supervision.weight_files import export_last_weights, write_weights
+
+    if step in (None, run.state.step):
+        path = export_last_weights(run, target, merge=merge)
+        if path is not None:
+            return path, run.state.step
+    with nodes as reached, gather_checkpoint(run, reached.replicators, reached.sessions, step) as found:
+        exported_step, layers = found
+        return write_weights(layers, target, run, merge=merge, step=exported_step), exported_step
 
 
 def _best_step(run: StoredRun, step: int | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,10 @@ class GenerationOptions:
         typer.Option("--dtype", metavar="NAME", autocompletion=complete_choices(*DTYPES), help="Of weights."),
     ] = "float32"
     encrypt: Annotated[bool, typer.Option("--encrypt", help="Stages talk through TLS.")] = False
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="Of a run: its checkpoint with the lowest validation loss."),
+    ] = False
 
 
 @command
@@ -80,14 +84,17 @@ def generate(
     """Generate text with a Hugging Face model that no single machine has to hold.
 
     Its layers are spread over the cluster's devices, the fastest first, each with as many as its memory
-    holds. The text appears as it comes. Of a run the weights are those that it has ended with. DIR may
-    hold the adapters of peft alone: the model that they name must be on this machine.
+    holds. The text appears as it comes. Of a run the weights are those that it has ended with, or those of
+    --best. DIR may hold the adapters of peft alone: the model that they name must be on this machine.
     """
     from skyctl.jobs.node_sessions import connect_nodes, require_all
 
     require_choice("--dtype", options.dtype, DTYPES)
     target = nodes.load()
-    with _model_to_run(out, model) as (source, adapters), out.progress("generate") as progress:
+    with (
+        _model_to_run(out, model, nodes.cluster, connection, best=options.best) as (source, adapters),
+        out.progress("generate") as progress,
+    ):
         progress("loading the model")
         from skyctl.workload.hf.prompt import PromptTokenizer
         from skyctl.workload.starting_weights import with_adapters
@@ -107,7 +114,7 @@ def generate(
         connect = connection.connect_options(target.path)
         with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
             require_all(sessions.failures)
-            pipeline = _make_pipeline(target, sessions, progress, workload, options)
+            pipeline = _make_pipeline(target, sessions, progress, workload, options, out.note)
             stages = pipeline.stages
             out.detail("; ".join(f"layers {s.start}–{s.stop} on {s.device}" for s in stages))
             try:
@@ -177,6 +184,7 @@ def _make_pipeline(
     progress: ProgressDisplay,
     workload: Workload,
     options: GenerationOptions,
+    note: Callable[[str], None],
 ) -> TextPipeline:
     """The stages on the cluster's devices; what an earlier probe has found of these still counts."""
     from skyctl.jobs.profiles import probe_cluster
@@ -199,27 +207,34 @@ def _make_pipeline(
         sampling=Sampling(options.temperature, options.top_p, options.seed),
         vocabulary=workload.model.hub.settings.vocabulary,
         encrypt=options.encrypt,
+        note=note,
     )
 
 
 @contextmanager
-def _model_to_run(out: Output, model: str) -> Iterator[tuple[str, AdapterFolder | None]]:
+def _model_to_run(
+    out: Output, model: str, cluster: Path | None, connection: ConnectionOptions, *, best: bool
+) -> Iterator[tuple[str, AdapterFolder | None]]:
     """The model as an ``hf:`` workload, and a folder of adapters that was named for it, if one was.
 
     A run is exported for as long as the context lasts.
     """
     from skyctl.workload.hf.adapter_folder import find_adapters
 
-    if (adapters := find_adapters(model)) is not None:
+    adapters = find_adapters(model)
+    folder_given = (Path(model).expanduser() / "config.json").is_file()
+    if best and (adapters is not None or model.startswith("hf:") or folder_given):
+        raise InputError(
+            f"--best names a checkpoint of a run, and {model} is a folder", hint="leave --best out"
+        )
+    if adapters is not None:
         out.detail(f"adapters for {adapters.base}")
         yield f"hf:{adapters.base}", adapters
         return
-    if model.startswith("hf:"):
-        yield model, None
+    if model.startswith("hf:") or folder_given:
+        yield f"hf:{model.removeprefix('hf:')}", None
         return
-    if Path(model).expanduser().is_dir() and (Path(model).expanduser() / "config.json").is_file():
-        yield f"hf:{model}", None
-        return
+    from skyctl.cli.checkpoint_command import export_best
     from skyctl.files import home, make_private
     from skyctl.supervision.run_status import load_run
     from skyctl.supervision.weight_files import export_last_weights
@@ -233,14 +248,19 @@ def _model_to_run(out: Output, model: str) -> Iterator[tuple[str, AdapterFolder 
             hint="a model of your own generates in plain torch: skyctl checkpoint export",
         )
     with tempfile.TemporaryDirectory(prefix="generate-", dir=make_private(home())) as folder:
-        if export_last_weights(run, Path(folder) / "model", merge=True) is None:
+        target = Path(folder) / "model"
+        if best:
+            step = export_best(out, run, cluster, connection, target)
+            out.detail(f"the weights of run {run_id} after step {step}")
+        elif export_last_weights(run, target, merge=True) is None:
             raise InputError(
                 f"run {run_id} is {run.state.status}, and has no last weights on this machine",
                 hint=f"of its newest checkpoint: skyctl checkpoint export {run_id}{merge} -o DIR, then "
                 "skyctl generate hf:DIR",
             )
-        out.detail(f"the weights of run {run_id}")
-        yield f"hf:{folder}/model", None
+        else:
+            out.detail(f"the weights of run {run_id}")
+        yield f"hf:{target}", None
 
 
 def _checked_model(source: str, workload: Workload) -> HubModel:

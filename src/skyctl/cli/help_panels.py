@@ -56,8 +56,8 @@ USUAL: Mapping[str, Sequence[str]] = {
         *("--cluster", "--limit", "--output", "--json", "--yes"),
     ),
     "generate": (
-        *("--max-tokens", "--temperature", "--top-p", "--seed", "--system", "--raw", "--dtype"),
-        *("--cluster", "--limit", "--accept-new-host-keys", "--json", "--quiet", "--verbose"),
+        *("--best", "--max-tokens", "--temperature", "--top-p", "--seed", "--system", "--raw", "--dtype"),
+        *("--cluster", "--limit", "--accept-new-host-keys", "--json", "--verbose"),
     ),
     "bench-sync": (
         *("--bytes", "--repeat", "--sync", "--sync-format", "--helper", "--encrypt", "--cluster", "--limit"),

@@ -47,7 +47,7 @@ ValidateEveryOption = Annotated[
         "--eval-every",
         min=1,
         metavar="N",
-        help="Loss over held-out data every N steps, and at the end.",
+        help="Loss over held-out data every N steps, and at the end; or: --eval-every N.",
     ),
 ]
 ValidateBatchesOption = Annotated[

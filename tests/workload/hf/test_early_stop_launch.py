@@ -71,6 +71,15 @@ def test_a_run_that_learns_its_records_by_heart_stops_and_exports_its_best(tmp_p
         assert words in text
     assert str(tmp_path) not in card
     assert "node-a" not in card
+    asked = ("w1 w2", "--raw", "--max-tokens", "6", "--json")
+    of_run, of_folder = (
+        run_in(tmp_path, "generate", *words, *asked) for words in ((run["run_id"], "--best"), ("best",))
+    )
+    assert of_run.returncode == 0, of_run.stderr
+    assert json.loads(of_run.stdout)["tokens"] == json.loads(of_folder.stdout)["tokens"]
+    folder = run_in(tmp_path, "generate", "best", "--best", *asked)
+    assert folder.returncode == 2
+    assert "--best names a checkpoint of a run, and best is a folder" in folder.stderr
     both = run_in(tmp_path, "checkpoint", "export", "--best", "--step", "3")
     assert both.returncode == 2
     assert "--best and --step 3 each name a checkpoint" in both.stderr
