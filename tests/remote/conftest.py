@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -89,6 +90,7 @@ class Sshd:
     port: int
     folder: Path
     home: Path
+    server: subprocess.Popen[bytes]
 
     @property
     def key(self) -> Path:
@@ -149,15 +151,14 @@ def _answers(port: int, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-@pytest.fixture(scope="session")
-def sshd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+@contextlib.contextmanager
+def serve_sshd(folder: Path) -> Iterator[Sshd]:
     """OpenSSH's sshd as this user on a free port of 127.0.0.1; HOME there has a hostile name."""
     program = shutil.which("sshd") or "/usr/sbin/sshd"
     if not Path(program).exists():
         if os.environ.get("SKYCTL_REQUIRE_LAB") == "1":
             pytest.fail("SKYCTL_REQUIRE_LAB=1, and openssh-server is not installed", pytrace=False)
         pytest.skip("openssh-server is not installed")
-    folder = tmp_path_factory.mktemp("sshd")
     home = folder / HOSTILE
     home.mkdir()
     for kind in ("ed25519", "ecdsa"):
@@ -181,13 +182,20 @@ def sshd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
             )
         try:
             if _answers(port, server):
-                yield Sshd(port, folder, home)
+                yield Sshd(port, folder, home, server)
                 break
         finally:
             server.terminate()
             server.wait(10)
     else:
         pytest.fail(f"sshd does not start: {(folder / 'sshd.log').read_text()}")
+
+
+@pytest.fixture(scope="session")
+def sshd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """One for all tests."""
+    with serve_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
 
 
 @pytest.fixture
