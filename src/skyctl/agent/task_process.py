@@ -20,6 +20,11 @@ from skyctl.agent.module_command import module_command
 MAX_OUTPUT_LINE_BYTES = 16 << 10
 MAX_LOG_FILE_BYTES = 64 << 20
 OUTPUT_TAIL_LINES = 20
+ALLOCATOR_ENV = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"}
+"""glibc's malloc joins what is freed with what is free beside it, at once.
+
+Small blocks that it sets aside instead lie between large ones, whose place no other large block then fits.
+"""
 MAX_UNDELIVERED_BYTES = 256 << 20
 
 
@@ -72,7 +77,7 @@ class TaskProcess:
         theirs: socket.socket,
         output: int,
     ) -> int:
-        merged = {**os.environ, **env}
+        merged = {**ALLOCATOR_ENV, **os.environ, **env}
         paths = [str(package), merged.get("PYTHONPATH", "")]
         merged |= {
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),

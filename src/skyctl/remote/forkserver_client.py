@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from skyctl.agent.forkserver import MAX_MESSAGE_BYTES, tag_placeholders
 from skyctl.agent.node_cache import NodeCache, default_cache_root
+from skyctl.agent.task_process import ALLOCATOR_ENV
 from skyctl.records.cluster import Node
 from skyctl.remote.local import LocalConnection, ProcessChannel
 from skyctl.remote.node_archive import node_package_archive
@@ -31,8 +32,8 @@ FORKSERVER_PROGRAM = (
     "import sys;sys.path.insert(0,sys.argv[2]);from skyctl.agent.forkserver import main;"
     "main(int(sys.argv[1]),sys.argv[2],sys.argv[3:])"
 )
-SINGLE_THREAD_ENV = {"OPENBLAS_NUM_THREADS": "1"}
-"""Where it is installed, torch imports numpy, whose OpenBLAS starts a thread for each further core."""
+FORKSERVER_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **ALLOCATOR_ENV}
+"""OpenBLAS: where it is installed, torch imports numpy, which starts a thread for each further core."""
 
 NUMPY_WARNING_FILTER = "ignore:Failed to initialize NumPy"
 """Torch warns where there is no numpy; tasks that import it themselves filter that too."""
@@ -69,7 +70,7 @@ class ForkServerClient:
                     FORKSERVER_PROGRAM,
                     *arguments,
                 ],
-                env={**SINGLE_THREAD_ENV, "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **tag_placeholders()},
+                env=FORKSERVER_ENV | os.environ | tag_placeholders(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from typing import Any
 from skyctl.agent.process_tree import die_with_parent, find_descendants, process_table
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_orders import read_order, read_request
+from skyctl.agent.task_process import ALLOCATOR_ENV
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.device.cgroup import read_limits
 from skyctl.device.host import usable_cpus
@@ -89,7 +90,8 @@ def make_environment(order: ScriptOrder, begun: Mapping[str, str], error_file: P
     ``OMP_NUM_THREADS``, ``PYTHONUNBUFFERED`` and ``PYTHONFAULTHANDLER`` stay as they are where the node or
     the user has set them.
     """
-    made = {name: value for name, value in os.environ.items() if name not in _OURS}
+    mine = ALLOCATOR_ENV.items()
+    made = {name: v for name, v in os.environ.items() if name not in _OURS and (name, v) not in mine}
     made |= {**order.environment, **begun, "TORCHELASTIC_ERROR_FILE": str(error_file)}
     threads = order.threads or max(1, usable_processors() // max(1, order.local_ranks))
     made.setdefault("OMP_NUM_THREADS", str(threads))
