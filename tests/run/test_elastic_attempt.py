@@ -85,6 +85,18 @@ def test_a_step_that_a_lost_rank_had_not_told_of_ends_when_that_is_known() -> No
     assert state.has_returned
 
 
+def test_who_takes_the_run_over_goes_on_without_whom_was_lost_before() -> None:
+    state = started()
+    past = [(1, to_message(MembersEvent(1, (1, 2), 0)))]
+    adopted = AttemptState(
+        state.specs, {f"n{r}": Node(name=f"n{r}", transport="local") for r in range(RANKS)}
+    )
+    changed, *_ = adopted.replay([(r, {"event": "ready"}) for r in range(RANKS)] + past, 0)
+    assert changed == MembersChanged((1, 2))
+    leaves(adopted, 0)
+    assert adopted.goes_on_without(adopted.ranks[0])
+
+
 def test_with_fewer_than_are_asked_for_it_does_not_go_on() -> None:
     state = started(least=2)
     leaves(state, 0)

@@ -133,6 +133,7 @@ class AttemptState:
         self._drifted: set[int] = set()
         self._witness = Witness()
         self._generation = 0
+        self._is_adopted = False
         if specs[0].may_stop_early:
             self.let_end_early()
 
@@ -170,7 +171,7 @@ class AttemptState:
     @property
     def has_started(self) -> bool:
         """Whether the ranks were told to start."""
-        return not self.is_starting
+        return self._is_adopted or not self.is_starting
 
     @property
     def has_begun(self) -> bool:
@@ -217,7 +218,7 @@ class AttemptState:
         Args:
             told: steps that it had told of.
         """
-        self._told = told
+        self._told, self._is_adopted = told, True
         for number, message in past:
             rank = self.ranks[number]
             event = self._readers[number].read_again(message)
