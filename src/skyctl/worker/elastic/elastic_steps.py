@@ -178,6 +178,11 @@ class ElasticSteps(EachStep):
         report.samples = sum(self._rank_batches.all_sizes[number] for number in self._made)
         return report
 
+    def start_step(self, step: int, report: StepReport) -> None:
+        """As of ``EachStep``."""
+        super().start_step(step, report)
+        self._sums.mark_step()
+
     def begin(self, step: int, *, early: bool) -> None:
         """The share's last backward is next; the sum begins beside it, unless somebody has left meanwhile."""
         self._has_begun = False
@@ -251,7 +256,10 @@ class ElasticSteps(EachStep):
         held = self._members.held
         if not self._made <= held:
             self._begin_again()
-        for share in ranges_of(held - self._made):
+        missing = ranges_of(held - self._made)
+        if missing:
+            self._sums.end_microbatch()  # the last one's gradients are rounded by themselves, too
+        for share in missing:
             self._members.left = share[1] - share[0]
             self._take(share)
             self._executor.add_microbatches(step, self._batches.once(step, share), report)
@@ -274,6 +282,9 @@ class ElasticSteps(EachStep):
             return False
         self._sums.give_up()
         self._has_begun = False
+        if self._sums.revert():
+            self._begin_again()
+            return False
         try:
             self._connections.renew(generation.number, generation.members)
         except RunError as exc:

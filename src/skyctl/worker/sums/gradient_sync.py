@@ -251,6 +251,16 @@ class GradientSync:
         for group in self._groups:
             group.give_up()
 
+    def mark_step(self) -> None:
+        """A step begins, whose sum may have to be made again by fewer ranks."""
+        for kept in self._kept:
+            kept.mark_step()
+
+    def revert(self) -> bool:
+        """Ranks are to share what they shared as the step began; whether its microbatches are made again."""
+        reverted = [kept.revert() for kept in self._kept]  # every one of them
+        return any(reverted)
+
     def reroute(self, group: SumGroupOrder, peers: Mapping[int, Peer]) -> None:
         """From now on the only group sums over other routes, with what ranks had of their own.
 

@@ -83,6 +83,17 @@ class SummedGradients(ABC):
         """The step is made again; ``codes``: what all ranks have agreed on. RunError: there is no need to."""
         raise RunError("a rank wants a step to be made again, and sums of floats never need that")
 
+    def mark_step(self) -> None:  # noqa: B027
+        """The step begins: ``revert`` leads back to what all ranks share now."""
+
+    def revert(self) -> bool:
+        """Back to what all ranks shared as the step began, for some may not have heard that it is repeated.
+
+        Returns:
+            Whether this rank had; then the step's microbatches are to be made again.
+        """
+        return False
+
     def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
         """What is summed after what was taken, in the same order: flat tensors; most formats have nothing."""
         return ()
@@ -213,6 +224,14 @@ class KeptGradients(SummedGradients):
         """As of ``SummedGradients``."""
         self._own.repeat(codes)
 
+    def mark_step(self) -> None:
+        """As of ``SummedGradients``."""
+        self._own.mark_step()
+
+    def revert(self) -> bool:
+        """As of ``SummedGradients``."""
+        return self._own.revert()
+
     def finish(self, codes: bytes) -> None:
         """All is summed, and waits for ``apply``."""
         self._codes = codes
@@ -248,6 +267,7 @@ class IntegerGradients(SummedGradients):
     def __init__(self, parameters: Sequence[TrainedParameter], microbatches: int) -> None:
         super().__init__(parameters)
         self.exponents = SharedExponents(len(parameters), microbatches)
+        self._marked = self.exponents.exponents
         self._integers: list[Tensor | None] = []
         self._magnitudes: list[Tensor | None] = []
         self._codes = b""
@@ -296,6 +316,16 @@ class IntegerGradients(SummedGradients):
     def overflows(self) -> bool:
         """Whether a microbatch's gradient did not fit, or there are no exponents yet."""
         return self.exponents.overflows(self.codes())
+
+    def mark_step(self) -> None:
+        """As of ``SummedGradients``: exponents are shared."""
+        self._marked = self.exponents.exponents
+
+    def revert(self) -> bool:
+        """As of ``SummedGradients``."""
+        has_widened = self.exponents.exponents != self._marked
+        self.exponents.exponents = self._marked
+        return has_widened
 
     def repeat(self, codes: bytes) -> None:
         """Takes exponents that fit."""
