@@ -110,6 +110,7 @@ def test_with_too_few_it_goes_on_from_its_checkpoint(nodes: Any, losses: list[fl
         ("delayed", (), "late, stale or made in rounds"),
         ("four", ("--min-pipelines", "5"), "--min-pipelines 5: the plan has 4"),
         ("four", ("--backend", "gloo"), "needs the backend skyctl"),
+        ("four", ("--trace",), "compares clocks with all ranks"),
     ],
 )
 def test_what_does_not_survive_is_refused(nodes: Any, plan: str, words: tuple[str, ...], why: str) -> None:

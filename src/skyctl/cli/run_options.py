@@ -287,6 +287,11 @@ class LaunchOptions(
         from skyctl.run.elastic_spec import elastic_order
 
         if self.elastic:
+            if self.trace:
+                raise InputError(
+                    "--trace compares clocks with all ranks at the end, and with --elastic some may be gone",
+                    hint="leave one of them out",
+                )
             elastic_order(plan, self.min_pipelines)
         return plan
 

@@ -379,7 +379,8 @@ class AttemptState:
     def _ended_steps(self, tell: bool) -> Iterator[News]:
         for progress in self.collected.complete():
             events = self.collected.events_of(progress.step)
-            if fault := step_fault(progress.step, progress.loss, events, self.specs):
+            specs = [self.specs[rank] for rank in self.collected.ranks_at(progress.step)]
+            if fault := step_fault(progress.step, progress.loss, events, specs):
                 raise self._final(fault)
             if tell and events[0].batch is not None and events[0].batch.repeats:
                 yield Remark(REPEATS)

@@ -51,7 +51,8 @@ def step_fault(
         if beside:
             reference = 0
         first = events[reference]
-        where = f"rank {reference} (node {specs[reference].node})", f"rank {rank} (node {specs[rank].node})"
+        one, two = specs[reference], specs[rank]
+        where = f"rank {one.rank} (node {one.node})", f"rank {two.rank} (node {two.node})"
         fault = _fault_of_batches(step, first.batch, other.batch, where, beside=beside)
         if fault is None:
             what = _different_sides(first.validation_batch, other.validation_batch)

@@ -365,4 +365,4 @@ def _better_plan(plan: Plan, problem: Problem, why: str, *, is_trial: bool = Fal
 def _median_step_s(plan: Plan, collected: StepCollector) -> float:
     """Of the last steps, the attempt's first left out; of rounds, for the samples of a step."""
     steps = range(max(collected.first + 1, collected.reported - OBSERVED_STEPS), collected.reported)
-    return median(collected.by_rank[0][i].iteration_s for i in steps) / plan.steps_per_iteration
+    return median(collected.iteration_s(i) for i in steps) / plan.steps_per_iteration
