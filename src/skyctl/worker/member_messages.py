@@ -6,7 +6,7 @@ number of the generation that it belongs to. Needs the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -46,6 +46,23 @@ class Generation:
     def arbiter(self) -> int:
         """The rank that counts votes."""
         return self.members[0]
+
+    def fault(self, ranks: Collection[int], microbatches: int) -> str | None:
+        """What is wrong with it, as it comes from another rank; None: nothing.
+
+        Args:
+            ranks: all there were at first.
+            microbatches: of a step.
+        """
+        members = set(self.members)
+        if not members or list(self.members) != sorted(members) or not members.issubset(ranks):
+            return f"its members are {self.members}"
+        if self.shares.keys() != members or not self.extra.keys() <= members:
+            return "its shares are not of its members"
+        ranges = [*self.shares.values(), *(one for some in self.extra.values() for one in some)]
+        if any(not 0 <= first <= stop <= microbatches for first, stop in ranges):
+            return f"its shares are not of {microbatches} microbatches"
+        return None
 
 
 @dataclass(frozen=True)
@@ -170,3 +187,13 @@ MEMBER_MESSAGES: tuple[type[MemberMessage], ...] = (
     Refused,
     Chosen,
 )
+
+
+def generations_in(message: MemberMessage) -> list[Generation]:
+    """Those that a message carries."""
+    told = (
+        getattr(message, "base", None),
+        getattr(message, "generation", None),
+        getattr(message, "accepted", None),
+    )
+    return [generation for generation in told if isinstance(generation, Generation)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
+from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.agreement import next_generation
-from skyctl.worker.elastic.member_lines import Arrivals
+from skyctl.worker.elastic.member_lines import Arrivals, read_message
 from skyctl.worker.elastic.microbatch_shares import deal, even_shares, hand_out, ranges_of
 from skyctl.worker.member_messages import Generation, Promise
+from skyctl.worker.peer import Peer
 
 DIGEST = "0" * 32
 
@@ -39,6 +43,30 @@ def test_a_step_that_all_have_the_sum_of_is_applied_and_another_is_made_again() 
     again = next_generation(base, begun, 6)
     assert not again.is_applied
     assert again.extra == {0: ((2, 4),)}, "rank 2 is still busy with its own"
+
+
+@pytest.mark.parametrize(
+    ("generation", "fault"),
+    [
+        (Generation(1, (), {}), "its members are"),
+        (Generation(1, (2, 0), {0: (0, 1), 2: (1, 2)}), "its members are"),
+        (Generation(1, (0, 9), {0: (0, 1), 9: (1, 2)}), "its members are"),
+        (Generation(1, (0, 2), {0: (0, 6)}), "not of its members"),
+        (Generation(1, (0,), {0: (0, 7)}), "not of 6 microbatches"),
+        (Generation(1, (0,), {0: (0, 6)}, extra={0: ((4, 3),)}), "not of 6 microbatches"),
+        (Generation(1, (0,), {0: (0, 6)}, extra={2: ((3, 4),)}), "not of its members"),
+    ],
+)
+def test_a_generation_that_no_honest_rank_proposes_is_refused(generation: Generation, fault: str) -> None:
+    assert fault in str(generation.fault((0, 1, 2), 6))
+    assert Generation(1, (0, 2), {0: (0, 6), 2: (6, 6)}).fault((0, 1, 2), 6) is None
+
+
+def test_a_message_that_is_none_names_its_sender() -> None:
+    peer = Peer(cast("Any", None), 3)
+    for text in (b"", b"[]", b'{"kind": "vote"}', b'{"kind": "other"}', b'{"kind": "commit", "number": -1}'):
+        with pytest.raises(PeerProtocolError, match="rank 3 sent what is no message"):
+            read_message(peer, text)
 
 
 def test_a_silence_is_unusual_once_the_usual_is_known() -> None:

@@ -45,6 +45,8 @@ from skyctl.worker.member_messages import (
 )
 from skyctl.worker.rank_order import IndexRange
 
+MOST_EARLY = 1000
+"""Messages of later generations that are kept until these are known."""
 WITNESS = -1
 """Stands for the witness among the ranks that messages go to and come from."""
 NO_BALLOT: Ballot = (0, 0)
@@ -213,7 +215,8 @@ class Agreement:
             self._enter(message.generation)
             return
         if message.number > self.generation.number:
-            self._early.append((sender, message))
+            if len(self._early) < MOST_EARLY:
+                self._early.append((sender, message))
             if isinstance(message, Trouble):  # the sender then tells what was chosen meanwhile
                 self._send(sender, Trouble(self.generation.number, tuple(sorted(self._edges))))
             return

@@ -117,10 +117,11 @@ class ElasticRank:
                     self.is_stop_requested = True
 
     def _ask_witness(self, message: MemberMessage) -> None:
-        if isinstance(message, Prepare):
-            self._channel.send(to_message(WitnessAskedEvent(prepare=message)))
-        elif isinstance(message, Accept):
-            self._channel.send(to_message(WitnessAskedEvent(accept=message)))
+        with suppress(AgentGoneError):  # it ends this rank, too
+            if isinstance(message, Prepare):
+                self._channel.send(to_message(WitnessAskedEvent(prepare=message)))
+            elif isinstance(message, Accept):
+                self._channel.send(to_message(WitnessAskedEvent(accept=message)))
 
     def _tell(self, generation: Generation) -> None:
         step = generation.step + generation.is_applied

@@ -16,7 +16,7 @@ from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.agreement import WITNESS, Agreement, OwnWork
 from skyctl.worker.elastic.member_lines import MemberLines
-from skyctl.worker.member_messages import Generation, MemberMessage
+from skyctl.worker.member_messages import Generation, MemberMessage, generations_in
 from skyctl.worker.peer import Peer
 
 _KEPT_STEPS = 32
@@ -55,6 +55,7 @@ class Membership:
     ) -> None:
         self._rank, self._ask_witness, self._on_change = rank, ask_witness, on_change
         self.left, self._least = 0, least
+        self._ranks, self._microbatches = first.members, microbatches
         self.pace_s: float | None = None
         self._changed = threading.Condition(threading.RLock())
         self._agreement = Agreement(
@@ -149,6 +150,9 @@ class Membership:
     # --- what comes
 
     def _receive(self, rank: int, message: MemberMessage | None) -> None:
+        for generation in () if message is None else generations_in(message):
+            if (fault := generation.fault(self._ranks, self._microbatches)) is not None:
+                raise PeerProtocolError(f"rank {rank} proposes a generation, but {fault}", peer_rank=rank)
         with self._changed:
             if rank != WITNESS:
                 self._agreement.hear(rank)
