@@ -68,6 +68,7 @@ def test_a_rank_is_killed_and_the_attempt_goes_on(nodes: Any, losses: list[float
     run.is_as(losses, 1)
     assert f"rank {'abcd'.index(node)} on {node}/cpu:0 (node {node})" in err
     assert run.state["checkpoint"] == STEPS
+    assert "is not on other nodes" not in err
     assert left_of_state(nodes.state) == []
 
 

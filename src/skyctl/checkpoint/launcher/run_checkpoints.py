@@ -175,6 +175,9 @@ class RunCheckpoints:
     def change_writers(self, nodes: tuple[str, ...]) -> None:
         """From now on these nodes' ranks write checkpoints; none: those of the plan's first pipeline."""
         self._writers = nodes
+        if nodes:  # what was being copied of the writers before may never be there in full
+            self._retention.failed()
+            self._pin()
 
     def written(self, step: int, loss: float | None) -> None:
         """Notes that every rank has written its layers after ``step`` steps: nodes keep that checkpoint.
