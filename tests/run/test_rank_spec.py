@@ -12,13 +12,14 @@ from tests.helpers.hybrid_plans import hybrid_plan
 from tests.plan_changes import with_stage
 
 from skyctl.checkpoint.node.recovery import RestorePoint, ShardSource
-from skyctl.errors import InputError, MismatchError
+from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.pipeline import Pipeline, PlacedStage
 from skyctl.records.plan import Certificate, Machine, Plan, Prediction, ReplicaPrediction
 from skyctl.records.problem import Device, Layer, Link, Problem, Tie
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.run.elastic_spec import elastic_order
 from skyctl.run.rank_spec import (
     AttemptCheckpoints,
     RankSpec,
@@ -37,6 +38,7 @@ from skyctl.worker.rank_order import (
     RankOrder,
     ResumePoint,
     RoutePlace,
+    RouteTree,
     SumOrder,
 )
 from skyctl.workload.recipe import Recipe
@@ -427,3 +429,42 @@ def test_a_rank_waits_for_all_steps_that_another_may_be_behind(staleness: int | 
         plan, CLUSTER, run_id="r", steps=1000, workload=TOLD, addresses=told
     )  # fmt: skip
     assert [spec.order.world.timeout_s for spec in specs] == [wait_s] * 2
+
+
+def test_ranks_that_may_leave_know_all_of_them_and_all_routes() -> None:
+    plan = make_plan_side_by_side()
+    elastic = elastic_order(plan, 1)
+    assert elastic.shares == {0: (0, 1), 1: (1, 4)}
+    assert elastic.routes == (RouteTree(1.0, 0, ((1, 0),), ((0, 1),)),)
+    assert elastic.witness, "of two the launcher decides which goes on"
+    addresses = {"a": "192.0.2.1", "b": "192.0.2.9"}
+    specs = rank_specs(
+        plan, CLUSTER, run_id="r", steps=7, workload=TOLD, addresses=addresses, elastic=elastic
+    )
+    assert [order.elastic for order in held(specs)] == [elastic, elastic]
+    assert all(order.weights for order in held(specs)), "whoever is left has them"
+    assert all(spec.is_elastic for spec in specs)
+
+
+def test_what_does_not_survive_a_lost_device_says_why() -> None:
+    plan = make_plan_side_by_side()
+    with pytest.raises(InputError, match="the plan has one pipeline"):
+        elastic_order(make_plan("a/cpu:0", "b/cpu:0"), 1)
+    with pytest.raises(InputError, match="cuts its pipelines"):
+        elastic_order(make_hybrid(), 1)
+    with pytest.raises(InputError, match="late, stale or made in rounds"):
+        elastic_order(changed_problem(plan, rhythm=Rhythm(delay=1)), 1)
+    assert plan.sync is not None
+    with pytest.raises(InputError, match="sums as int8"):
+        elastic_order(plan.model_copy(update={"sync": plan.sync.model_copy(update={"format": "int8"})}), 1)
+    with pytest.raises(InputError, match="--min-pipelines 3: the plan has 2"):
+        elastic_order(plan, 3)
+
+
+def test_a_second_copy_of_gradients_needs_room() -> None:
+    plan = make_plan_side_by_side()
+    small = tuple(device.model_copy(update={"memory_bytes": 1.5}) for device in plan.problem.devices)
+    with pytest.raises(InfeasibleError, match="second copy of gradients"):
+        elastic_order(changed_problem(plan, devices=small), 1)
+    room = tuple(device.model_copy(update={"memory_bytes": 2.0}) for device in plan.problem.devices)
+    assert elastic_order(changed_problem(plan, devices=room), 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from skyctl.errors import InputError
+from skyctl.errors import InfeasibleError, InputError
+from skyctl.planner.stage_memory import human_bytes
+from skyctl.planner.summed_bytes import gradient_bytes
 from skyctl.planning.backend_choice import backend_of
 from skyctl.records.backend import SKYCTL
 from skyctl.records.plan import Plan
@@ -20,6 +22,7 @@ def elastic_order(plan: Plan, least: int) -> ElasticOrder:
         least: of devices that hold all layers, with fewer the run does not go on in the same attempt.
 
     Raises:
+        InfeasibleError: a device has no room for what it keeps.
         InputError: says what the plan has that does not survive a lost rank.
     """
     fault = _fault(plan)
@@ -33,6 +36,7 @@ def elastic_order(plan: Plan, least: int) -> ElasticOrder:
             f"--min-pipelines {least}: the plan has {len(plan.pipelines)}",
             hint=f"give {len(plan.pipelines)} or less",
         )
+    _check_memory(plan)
     assert plan.sync is not None
     ranks = {stage.device: rank for rank, stage in enumerate(plan.placed_stages)}
     first, shares = 0, {}
@@ -49,6 +53,20 @@ def elastic_order(plan: Plan, least: int) -> ElasticOrder:
         for route in plan.sync.groups[0].routes
     )
     return ElasticOrder(shares, routes, least, witness=len(ranks) % 2 == 0)
+
+
+def _check_memory(plan: Plan) -> None:
+    """Raises InfeasibleError where a device has no room for a second copy of its gradients."""
+    copy_bytes = sum(map(gradient_bytes, plan.problem.layers))
+    room = {device.id: device.memory_bytes for device in plan.problem.devices}
+    for replica in plan.predicted.replicas:
+        has, needs = room[replica.device], replica.memory_bytes + copy_bytes
+        if has is not None and needs > has:
+            raise InfeasibleError(
+                f"--elastic keeps a second copy of gradients ({human_bytes(copy_bytes)}): {replica.device} "
+                f"needs {human_bytes(needs)} and has {human_bytes(has)}",
+                hint="leave --elastic out, or plan without that device: --limit",
+            )
 
 
 def is_elastic(plan: Plan, options: RunOptions) -> bool:
