@@ -132,7 +132,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     backend = options.backend_of_run(plan, target.cluster)
     plan = with_asked_backend(plan, backend, encrypt=options.encrypt)
     check_backend_of_plan(plan, encrypt=options.encrypt)
-    options.check_elastic(plan)
+    options.check_elastic(out, plan)
     if plan.workload is None:
         raise InputError(
             f"{path} was made from a problem file: it has no workload to train",
@@ -381,7 +381,7 @@ def _train(
                 out,
                 progress,
                 run,
-                lambda: options.check_elastic(make_plan(progress, sessions, request, loaded)),
+                lambda: options.check_elastic(out, make_plan(progress, sessions, request, loaded)),
                 yes=options.yes,
                 detach=options.detach,
             )

@@ -25,6 +25,7 @@ from skyctl.errors import InputError
 from skyctl.workload.recipe import LR_SCHEDULES, VALIDATE_BATCHES, Recipe
 
 if TYPE_CHECKING:
+    from skyctl.cli.command_output import Output
     from skyctl.records.backend import Backend, BackendRequest
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
@@ -282,8 +283,13 @@ class LaunchOptions(
             )
         return "skyctl"
 
-    def check_elastic(self, plan: Plan) -> Plan:
-        """The plan. Raises InputError where its steps do not survive a lost device, and are to."""
+    def check_elastic(self, out: Output, plan: Plan) -> Plan:
+        """The plan, where steps are to survive a lost device with what the loss of each would cost.
+
+        Raises:
+            InfeasibleError, InputError: its steps do not survive that.
+        """
+        from skyctl.cli.show_plan import show_steps_without
         from skyctl.run.elastic_spec import elastic_order
 
         if self.elastic:
@@ -293,6 +299,7 @@ class LaunchOptions(
                     hint="leave one of them out",
                 )
             elastic_order(plan, self.min_pipelines)
+            show_steps_without(out, plan)
         return plan
 
     def settled_by_plan(self) -> dict[str, object]:

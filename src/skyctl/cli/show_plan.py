@@ -73,6 +73,21 @@ def show_left_out(out: Output, plan: Plan, profile: Profile) -> None:
         out.note(text)
 
 
+MOST_LOST = 8
+"""Of plans with more devices it is not told what the loss of each costs: that is a plan each."""
+
+
+def show_steps_without(out: Output, plan: Plan) -> None:
+    """A note on what a step would take if one of the devices were lost."""
+    from skyctl.run.elastic_spec import steps_without
+
+    if len(plan.placed_stages) > MOST_LOST:
+        return
+    told = [f"{format_seconds(step_s)} without {device}" for device, step_s in steps_without(plan).items()]
+    if told:
+        out.note(f"a step takes {format_seconds(plan.step_s)}, and if a device is lost {', '.join(told)}")
+
+
 def show_full_training(out: Output, plan: Plan, profile: Profile) -> None:
     """A note on what each device would hold if the model itself were trained, and not adapters alone."""
     shapes = profile.workload.shapes if profile.workload is not None else ()
