@@ -141,6 +141,13 @@ class FaultToleranceOptions:
             help="Where a device is lost, the others end the step with its microbatches, and go on.",
         ),
     ] = False
+    dynamic: Annotated[
+        bool,
+        typer.Option(
+            "--dynamic",
+            help="With --elastic: deal microbatches anew whenever devices' paces have changed.",
+        ),
+    ] = False
     min_pipelines: Annotated[
         int,
         typer.Option(
@@ -270,9 +277,10 @@ class LaunchOptions(
         """As of ``BackendOptions``; only the backend skyctl connects anew where a device is lost."""
         asked = super().requested_backend(cluster, encrypt=encrypt, pins=pins, helpers=helpers)
         if not self.elastic:
-            if self.min_pipelines > 1:
+            given = ["--min-pipelines"] * (self.min_pipelines > 1) + ["--dynamic"] * self.dynamic
+            if given:
                 raise InputError(
-                    f"--min-pipelines {self.min_pipelines} is of runs that go on in the same step",
+                    f"{given[0]} is of runs that go on in the same step where a device is lost",
                     hint="add --elastic, or leave it out",
                 )
             return asked
@@ -343,6 +351,7 @@ class LaunchOptions(
             max_restarts=self.max_restarts,
             elastic=self.elastic,
             min_pipelines=self.min_pipelines,
+            dynamic=self.dynamic,
             wandb=self.wandb,
         )
 

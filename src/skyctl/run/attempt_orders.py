@@ -128,7 +128,8 @@ class OrderMaker:
         is_first = len(self._run.journal.state.attempts) <= 1
         if not options.elastic or not (is_first or is_elastic(plan, options)):
             return None
-        return elastic_order(plan, min(options.min_pipelines, len(plan.pipelines)))
+        least = min(options.min_pipelines, len(plan.pipelines))
+        return elastic_order(plan, least, dynamic=options.dynamic)
 
     def _ship_workload(self, plan: Plan, *, restored: bool) -> dict[str, WorkloadSpec]:
         """By node that holds a stage, the workload as that node is told it.

@@ -19,10 +19,11 @@ SUMMED = ("float32", "bfloat16", "fixed32")
 """Formats whose sums can be made again: they keep nothing from one step to the next."""
 
 
-def elastic_order(plan: Plan, least: int) -> ElasticOrder:
+def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOrder:
     """What each rank of the plan is told.
 
     Args:
+        dynamic: shares follow devices' measured paces.
         least: of devices that hold all layers, with fewer the run does not go on in the same attempt.
 
     Raises:
@@ -56,7 +57,7 @@ def elastic_order(plan: Plan, least: int) -> ElasticOrder:
         )
         for route in plan.sync.groups[0].routes
     )
-    return ElasticOrder(shares, routes, least, witness=len(ranks) % 2 == 0)
+    return ElasticOrder(shares, routes, least, witness=len(ranks) % 2 == 0, dynamic=dynamic)
 
 
 def steps_without(plan: Plan) -> dict[str, float]:

@@ -28,6 +28,7 @@ class RunOptions:
         keep_here: copy checkpoints to this machine, too.
         max_restarts: attempts after a fault, counted anew after each checkpoint.
         elastic: where a device is lost, the others go on in the same step.
+        dynamic: shares follow devices' measured paces.
         min_pipelines: with fewer devices that hold all layers they don't.
         wandb: the project of Weights & Biases that each step's figures go to, too; None: to none.
     """
@@ -46,6 +47,7 @@ class RunOptions:
     max_restarts: int = 3
     elastic: bool = False
     min_pipelines: int = 1
+    dynamic: bool = False
     wandb: str | None = None
 
     @property

@@ -6,7 +6,7 @@ number of the generation that it belongs to. Needs the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -29,7 +29,8 @@ class Generation:
     Attributes:
         number: generations are numbered from 0.
         members: the ranks, in order. The first one, the *arbiter*, counts votes.
-        shares: by member, its microbatches [first, stop) of every step after ``step``.
+        shares: by member, its microbatches [first, stop) of every step after ``step``, until a commit has
+            others.
         step: the step that was under way when it was agreed on.
         is_applied: every member has that step's whole sum, and applies it; False: the sum is made again.
         extra: by member, microbatches of ``step`` that it makes beside those that it has, as somebody left.
@@ -59,29 +60,45 @@ class Generation:
             return f"its members are {self.members}"
         if self.shares.keys() != members or not self.extra.keys() <= members:
             return "its shares are not of its members"
-        ranges = [*self.shares.values(), *(one for some in self.extra.values() for one in some)]
-        if any(not 0 <= first <= stop <= microbatches for first, stop in ranges):
-            return f"its shares are not of {microbatches} microbatches"
-        return None
+        extra = (one for some in self.extra.values() for one in some)
+        return shares_fault((*self.shares.values(), *extra), microbatches)
+
+
+def shares_fault(shares: Iterable[IndexRange], microbatches: int) -> str | None:
+    """What is wrong with ranges of a step's microbatches; None: nothing."""
+    if any(not 0 <= first <= stop <= microbatches for first, stop in shares):
+        return f"its shares are not of {microbatches} microbatches"
+    return None
 
 
 @dataclass(frozen=True)
 class Vote:
-    """To the arbiter: this rank has the whole sum of that step. ``digest``: of the sum's bytes."""
+    """To the arbiter: this rank has the whole sum of that step.
+
+    Attributes:
+        digest: of the sum's bytes.
+        pace_s: seconds that it took for a microbatch of the step; None: it made none, or does not tell.
+    """
 
     kind: ClassVar[str] = "vote"
     number: Index
     step: Index
     digest: Digest
+    pace_s: Seconds | None = None
 
 
 @dataclass(frozen=True)
 class Commit:
-    """From the arbiter: all members have the same sum of that step, so it is applied."""
+    """From the arbiter: all members have the same sum of that step, so it is applied.
+
+    Attributes:
+        shares: by member, its microbatches of later steps; None: as before.
+    """
 
     kind: ClassVar[str] = "commit"
     number: Index
     step: Index
+    shares: Mapping[int, IndexRange] | None = None
 
 
 @dataclass(frozen=True)

@@ -251,12 +251,14 @@ class ElasticOrder:
         routes: over which all sum.
         least: fewer ranks than these do not go on.
         witness: whether the launcher decides between two halves.
+        dynamic: shares of later steps follow the ranks' paces.
     """
 
     shares: Mapping[int, IndexRange]
     routes: tuple[RouteTree, ...]
     least: Count = 1
     witness: bool = False
+    dynamic: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,15 @@ class Member:
 class Simulation:
     """``members`` ranks that make steps while ``run`` lasts; what happens next is drawn by seed."""
 
-    def __init__(self, seed: int, members: int, microbatches: int = 8, *, has_witness: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        members: int,
+        microbatches: int = 8,
+        *,
+        has_witness: bool = False,
+        is_dynamic: bool = False,
+    ) -> None:
         self.draw = random.Random(seed)
         self.microbatches = microbatches
         shares = even_shares(microbatches, dict.fromkeys(range(members), 1.0))
@@ -45,7 +53,12 @@ class Simulation:
         self.members = {
             rank: Member(
                 Agreement(
-                    rank, first, microbatches, lambda rank=rank: self._work(rank), has_witness=has_witness
+                    rank,
+                    first,
+                    microbatches,
+                    lambda rank=rank: self._work(rank),
+                    has_witness=has_witness,
+                    is_dynamic=is_dynamic,
                 )
             )
             for rank in range(members)
@@ -138,7 +151,8 @@ class Simulation:
         key = member.step, member.generation
         parts = [self.contributions[key][other] for other in member.agreement.generation.members]
         assert sorted(n for part in parts for n in part) == list(range(self.microbatches)), (key, parts)
-        member.agreement.vote(f"{key[0]:016x}{key[1]:016x}")
+        pace_s = self.draw.choice([None, 1.0, 2.0, 5.0])
+        member.agreement.vote(f"{key[0]:016x}{key[1]:016x}", pace_s)
         self._flush(rank)
 
     def _follow(self, rank: int) -> None:

@@ -17,7 +17,8 @@ def test_one_sum_of_each_step_takes_effect(kind: str, members: int) -> None:
         draw = random.Random(f"{kind} {members} {seed}")
         has_witness = draw.random() < 0.5
         most = members // 2 if has_witness and members % 2 == 0 else (members - 1) // 2
-        simulation = Simulation(seed, members, has_witness=has_witness)
+        is_dynamic = draw.random() < 0.5
+        simulation = Simulation(seed, members, has_witness=has_witness, is_dynamic=is_dynamic)
         for victim in draw.sample(range(members), draw.randint(0, most)):
             simulation.run(draw.randrange(120))
             if kind == "killed":

@@ -19,9 +19,12 @@ from tests.worker.sums import RouteEdges, ring, star
 
 from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import ElasticOrder, RankOrder, RouteTree
+from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
 LAYERS = 7
+PATIENCE_S = 150.0
+"""Four processes that import torch at a time, beside other tests."""
 
 
 def elastic(
@@ -83,6 +86,7 @@ def test_the_others_end_the_step_and_the_run(
     orders = driver.side_by_side(spec, LAYERS, [1, 3, 2, 2], routes, 40, sync={"format": format_})
     witness = len(victims) == 2
     whole = driver.Pool(4, tmp_path)
+    whole.stall_s = PATIENCE_S
     try:
         undisturbed = whole.run(elastic(orders, routes))
         assert not undisturbed.errors
@@ -100,3 +104,68 @@ def test_the_others_end_the_step_and_the_run(
                 assert torch.equal(tensor, expected[name]), name
             else:
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+SLEEPS = """
+import os, time
+from pathlib import Path
+
+import torch
+from torch import nn
+import torch.distributed as dist
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        slow = Path(__file__).with_name(f"slow-{dist.get_rank()}").exists()
+        time.sleep(0.03 if slow else 0.01)
+        return x + torch.tanh(self.linear(x))
+
+
+def model():
+    return [Layer(), nn.Linear(8, 3)]
+
+
+def data(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randn(batch_size, 8, generator=generator), torch.zeros(batch_size, dtype=torch.int64)
+"""
+
+
+@pytest.mark.slow
+def test_shares_follow_a_rank_that_becomes_slow(driver: ModuleType, tmp_path: Path) -> None:
+    """Its samples are a third of what they were within three steps, and the weights are the same."""
+    path = tmp_path / "train.py"
+    path.write_text(SLEEPS)
+    spec = WorkloadSpec(source=str(path), path=str(path), batch_size=24, seed=3).to_dict()
+    routes = ring(3)
+    plain = driver.side_by_side(spec, 2, [8, 8, 8], routes, 24, sync={"format": "fixed32"})
+    orders = [
+        replace(order, elastic=replace(order.elastic, dynamic=True)) for order in elastic(plain, routes)
+    ]
+
+    def slow_down(_pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 11 and rank == 1:
+            (tmp_path / "slow-1").touch()
+
+    pool = driver.Pool(3, tmp_path)
+    pool.stall_s = PATIENCE_S
+    try:
+        undisturbed = pool.run(elastic(plain, routes))
+        done = pool.run(orders, slow_down)
+    finally:
+        pool.close()
+    assert not undisturbed.errors
+    assert not done.errors
+    samples = [event["samples"] for event in done.steps[1]]
+    assert max(samples[-4:]) <= 5, samples
+    for step, events in enumerate(zip(*done.steps.values(), strict=True)):
+        assert sum(event["samples"] for event in events) == 24, step
+    expected = weights_of(undisturbed.results[0])
+    for name, tensor in weights_of(done.results[2]).items():
+        assert torch.equal(tensor, expected[name]), name

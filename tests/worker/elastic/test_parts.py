@@ -9,7 +9,7 @@ import pytest
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.agreement import next_generation
 from skyctl.worker.elastic.member_lines import Arrivals, read_message
-from skyctl.worker.elastic.microbatch_shares import deal, even_shares, hand_out, ranges_of
+from skyctl.worker.elastic.microbatch_shares import Paces, deal, even_shares, hand_out, ranges_of
 from skyctl.worker.member_messages import Generation, Promise
 from skyctl.worker.peer import Peer
 
@@ -33,16 +33,27 @@ def test_shares_cover_a_step_and_nobody_is_idle_who_need_not_be(microbatches: in
 
 
 def test_a_step_that_all_have_the_sum_of_is_applied_and_another_is_made_again() -> None:
-    base = Generation(4, (0, 1, 2), {0: (0, 2), 1: (2, 4), 2: (4, 6)})
-    whole = {r: Promise(4, (1, 0), step=9, digest=DIGEST, held=(base.shares[r],), pace_s=1.0) for r in (0, 2)}
-    applied = next_generation(base, whole, 6)
+    held = {0: ((0, 2),), 2: ((4, 6),)}
+    whole = {r: Promise(4, (1, 0), step=9, digest=DIGEST, held=held[r], pace_s=1.0) for r in held}
+    applied = next_generation(5, whole, 6)
     assert (applied.number, applied.members, applied.step, applied.is_applied) == (5, (0, 2), 9, True)
     assert applied.extra == {}
     assert applied.shares == {0: (0, 3), 2: (3, 6)}
     begun = whole | {2: Promise(4, (1, 0), step=9, held=((4, 6),), left=2, pace_s=1.0)}
-    again = next_generation(base, begun, 6)
+    again = next_generation(5, begun, 6)
     assert not again.is_applied
     assert again.extra == {0: ((2, 4),)}, "rank 2 is still busy with its own"
+    behind = begun | {2: Promise(4, (1, 0), step=8, digest=DIGEST, held=((2, 6),), pace_s=1.0)}
+    assert next_generation(5, behind, 6).extra == {0: ((2, 4),), 2: ((4, 6),)}, "it has none of step 9"
+
+
+def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> None:
+    paces, shares = Paces(), {0: (0, 4), 1: (4, 8)}
+    for _ in range(3):
+        assert paces.deal_anew({0: 1.0, 1: 1.05}, shares, 8) is None, "nothing to gain"
+    assert paces.deal_anew({0: 1.0, 1: 3.0}, shares, 8) is None, "that may be chance"
+    assert paces.deal_anew({0: 1.0, 1: 3.0}, shares, 8) == {0: (0, 6), 1: (6, 8)}
+    assert paces.deal_anew({0: 1.0, 1: None}, shares, 8) == {0: (0, 6), 1: (6, 8)}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from skyctl.worker.elastic.microbatch_shares import (
+    Paces,
     deal,
     even_shares,
     hand_out,
@@ -124,6 +125,7 @@ class Agreement:
         generation: the newest that is known to be chosen.
         committed: the last step whose sum takes effect; one before the first: none has.
         held: the microbatches of the step after it that this rank makes.
+        shares: by member, its microbatches of the steps after that.
         outbox: (rank, message) to be sent, in order.
         drifted: ranks whose sums of a step differ from the arbiter's; then nothing is committed any more.
         is_cut_off: this rank and those that it reaches may not go on, as the others may.
@@ -135,6 +137,7 @@ class Agreement:
         microbatches: of a step.
         own_work: what this rank has of the step it is at.
         has_witness: whether there is one.
+        is_dynamic: the arbiter deals shares anew where members' paces have changed.
     """
 
     def __init__(
@@ -145,7 +148,10 @@ class Agreement:
         own_work: Callable[[], OwnWork],
         *,
         has_witness: bool = False,
+        is_dynamic: bool = False,
     ) -> None:
+        self.shares = generation.shares
+        self._paces = Paces() if is_dynamic else None
         self.rank, self.generation = rank, generation
         self._microbatches, self._own_work, self._has_witness = microbatches, own_work, has_witness
         self.committed = generation.step - 1
@@ -177,12 +183,12 @@ class Agreement:
         """The step whose sum is the next to take effect."""
         return self.committed + 1
 
-    def vote(self, digest: str) -> None:
-        """This rank has the whole sum of its step."""
+    def vote(self, digest: str, pace_s: float | None = None) -> None:
+        """This rank has the whole sum of its step; ``pace_s``: as of ``Vote``."""
         if not self.may_vote:
             return
         self._digest = digest
-        self._send(self.generation.arbiter, Vote(self.generation.number, self.step, digest))
+        self._send(self.generation.arbiter, Vote(self.generation.number, self.step, digest, pace_s))
 
     def fail(self, number: int) -> None:
         """The sum in generation ``number`` can't end, for a reason other than a rank that is lost."""
@@ -228,7 +234,7 @@ class Agreement:
             self._count(sender, message)
         elif isinstance(message, Commit):
             if sender == self.generation.arbiter and self.may_vote:
-                self._commit(message.step)
+                self._commit(message)
         elif isinstance(message, Trouble):
             self._worry(message.edges)
         elif isinstance(message, Prepare):
@@ -263,13 +269,18 @@ class Agreement:
         own = self._votes[self.rank]
         self.drifted = tuple(rank for rank in members if self._votes[rank].digest != own.digest)
         if not self.drifted:
+            shares = None
+            if self._paces is not None:
+                told = {rank: self._votes[rank].pace_s for rank in members}
+                shares = self._paces.deal_anew(told, self.shares, self._microbatches)
             for member in members:
-                self._send(member, Commit(self.generation.number, vote.step))
+                self._send(member, Commit(self.generation.number, vote.step, shares))
 
-    def _commit(self, step: int) -> None:
-        if step > self.committed:
-            self.committed, self._digest = step, None
-            self.held = numbers_in([self.generation.shares[self.rank]])
+    def _commit(self, commit: Commit) -> None:
+        if commit.step > self.committed:
+            self.committed, self._digest = commit.step, None
+            self.shares = self.shares if commit.shares is None else commit.shares
+            self.held = numbers_in([self.shares[self.rank]])
 
     # --- the next generation
 
@@ -374,7 +385,7 @@ class Agreement:
         if accepted:
             return max(accepted, key=lambda pair: pair[0])[1]
         promises = {rank: p for rank, p in attempt.promises.items() if rank != WITNESS}
-        return next_generation(self.generation, promises, self._microbatches)
+        return next_generation(self.generation.number + 1, promises, self._microbatches)
 
     def _take_accepted(self, sender: int, accepted: Accepted) -> None:
         attempt = self._round
@@ -392,7 +403,6 @@ class Agreement:
         if generation.number <= self.generation.number:
             return
         left_out = set(self.generation.members) - set(generation.members) - self._lost
-        share_before = self.generation.shares[self.rank]
         self.generation = generation
         self._round, self._asked, self._votes = None, None, {}
         self._edges, self._unsettled, self._in_trouble, self.is_cut_off = set(), set(), False, False
@@ -401,14 +411,13 @@ class Agreement:
             return
         for rank in sorted(left_out):
             self._send(rank, Chosen(generation))
-        self._digest = None
+        self._digest, self.shares = None, generation.shares
         if generation.is_applied:
             self.committed = generation.step
-            self.held = numbers_in([generation.shares[self.rank]])
+            self.held = numbers_in([self.shares[self.rank]])
         else:
-            if self.committed < generation.step - 1:
-                self.committed = generation.step - 1
-                self.held = numbers_in([share_before])
+            if self.committed < generation.step - 1:  # whoever was not at that step yet is given all of it
+                self.committed, self.held = generation.step - 1, set()
             self.held |= numbers_in(generation.extra.get(self.rank, ()))
         early, self._early = self._early, []
         for sender, message in early:
@@ -421,13 +430,14 @@ class Agreement:
         self.outbox.append((rank, message))
 
 
-def next_generation(base: Generation, promises: dict[int, Promise], microbatches: int) -> Generation:
+def next_generation(number: int, promises: dict[int, Promise], microbatches: int) -> Generation:
     """The generation of those that have promised, with what each has said of itself.
 
-    Those who have left made some of the step's microbatches; where its sum is to be made again, these go to
-    whoever has least left to do.
+    Those who have left made some of the step's microbatches, and those who are not at it yet have none; where
+    its sum is to be made again, these go to whoever has least left to do.
 
     Args:
+        number: the generation's.
         promises: by rank; none of a witness.
         microbatches: of a step.
     """
@@ -442,13 +452,12 @@ def next_generation(base: Generation, promises: dict[int, Promise], microbatches
     if not is_applied:
         held, busy_s = set[int](), dict[int, float]()
         for rank, promise in promises.items():
-            is_there = _step_of(promise) == step
-            own = numbers_in(promise.held if is_there else [base.shares[rank]])
-            held |= own
-            busy_s[rank] = (promise.left if is_there else len(own)) * paces[rank]
+            if _step_of(promise) == step:
+                held |= numbers_in(promise.held)
+                busy_s[rank] = promise.left * paces[rank]
         missing = sorted(set(range(microbatches)) - held)
         extra = hand_out(missing, deal(len(missing), paces, busy_s))
-    return Generation(base.number + 1, members, even_shares(microbatches, paces), step, is_applied, extra)
+    return Generation(number, members, even_shares(microbatches, paces), step, is_applied, extra)
 
 
 def _step_of(promise: Promise) -> int:

@@ -43,6 +43,7 @@ class ElasticRank:
             ask_witness=self._ask_witness if elastic.witness else None,
             on_change=interrupt_in_thread(self._connections),
             least=elastic.least,
+            is_dynamic=elastic.dynamic,
         )
         self.is_stop_requested = self._is_closed = False
         self._listener = threading.Thread(target=self._hear_launcher, daemon=True, name="hears the launcher")

@@ -140,6 +140,7 @@ class ElasticSteps(EachStep):
         self._peers, self._group, self._order, self._tell = peers, group, order, tell
         self._rank, self._ranks = world.rank, world.ranks
         self._loss = 0.0
+        self._step_pace_s: float | None = None
         self._number = 0
         self._has_begun = False
         self._made: set[int] = set()
@@ -221,7 +222,7 @@ class ElasticSteps(EachStep):
                     report.repeats += 1
                     self._begin_again()
                     continue
-                if self._members.vote(self._number, step, self._sums.digest()):
+                if self._members.vote(self._number, step, self._sums.digest(), self._step_pace_s):
                     break
         report.is_last = sync_report.is_last
         self._loss = sum(part for (part,) in LOSS.iter_unpack(sync_report.shared))
@@ -267,8 +268,10 @@ class ElasticSteps(EachStep):
         self._members.left = 0
 
     def _note_pace(self, report: StepReport) -> None:
+        self._step_pace_s = None
         if self._made:
-            self._paces.append((report.forward_s + report.backward_s) / len(self._made))
+            self._step_pace_s = (report.forward_s + report.backward_s) / len(self._made)
+            self._paces.append(self._step_pace_s)
             self._members.pace_s = median(self._paces)
 
     # --- connections

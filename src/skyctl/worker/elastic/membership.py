@@ -16,7 +16,13 @@ from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.agreement import WITNESS, Agreement, OwnWork
 from skyctl.worker.elastic.member_lines import MemberLines
-from skyctl.worker.member_messages import Generation, MemberMessage, generations_in
+from skyctl.worker.member_messages import (
+    Commit,
+    Generation,
+    MemberMessage,
+    generations_in,
+    shares_fault,
+)
 from skyctl.worker.peer import Peer
 
 _KEPT_STEPS = 32
@@ -36,6 +42,7 @@ class Membership:
         on_change: called with a generation's number once its sums can't take effect any more: what waits
             for them is to end. It must return at once.
         least: fewer members than these do not go on.
+        is_dynamic: shares follow the members' paces.
 
     Attributes:
         left: how many of the step's own microbatches this rank has still to make.
@@ -52,6 +59,7 @@ class Membership:
         ask_witness: Callable[[MemberMessage], None] | None,
         on_change: Callable[[int], None],
         least: int = 1,
+        is_dynamic: bool = False,
     ) -> None:
         self._rank, self._ask_witness, self._on_change = rank, ask_witness, on_change
         self.left, self._least = 0, least
@@ -59,7 +67,12 @@ class Membership:
         self.pace_s: float | None = None
         self._changed = threading.Condition(threading.RLock())
         self._agreement = Agreement(
-            rank, first, microbatches, self._own_work, has_witness=ask_witness is not None
+            rank,
+            first,
+            microbatches,
+            self._own_work,
+            has_witness=ask_witness is not None,
+            is_dynamic=is_dynamic,
         )
         self._step_times: deque[float] = deque(maxlen=_KEPT_STEPS)
         self._stepped_at: float | None = None
@@ -95,12 +108,13 @@ class Membership:
         with self._changed:
             return number == self._agreement.generation.number and self._agreement.may_vote
 
-    def vote(self, number: int, step: int, digest: str) -> bool:
+    def vote(self, number: int, step: int, digest: str, pace_s: float | None = None) -> bool:
         """This rank has the whole sum of a step: waits until it takes effect, or is to be made again.
 
         Args:
             number: of the generation in which it was summed.
             digest: of the sum's bytes, 32 hexadecimal digits.
+            pace_s: seconds that this rank took for a microbatch of the step; None: it made none.
 
         Returns:
             Whether it takes effect.
@@ -111,7 +125,7 @@ class Membership:
         agreement = self._agreement
         with self._changed:
             if number == agreement.generation.number and agreement.committed < step:
-                agreement.vote(digest)
+                agreement.vote(digest, pace_s)
                 self._flush()
             while agreement.committed < step and number == agreement.generation.number:
                 self._check()
@@ -153,6 +167,10 @@ class Membership:
         for generation in () if message is None else generations_in(message):
             if (fault := generation.fault(self._ranks, self._microbatches)) is not None:
                 raise PeerProtocolError(f"rank {rank} proposes a generation, but {fault}", peer_rank=rank)
+        if isinstance(message, Commit) and message.shares is not None:
+            fault = shares_fault(message.shares.values(), self._microbatches)
+            if fault is not None or not message.shares.keys() >= set(self.generation.members):
+                raise PeerProtocolError(f"rank {rank} deals shares that are none", peer_rank=rank)
         with self._changed:
             if rank != WITNESS:
                 self._agreement.hear(rank)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
 from skyctl.worker.rank_order import IndexRange
+
+_REMEMBERED = 3
+"""Steps; their median has changed once two of them have."""
+WORTHWHILE = 1.1
+"""Shares are dealt anew where a step would be so many times shorter: data is then read from another place."""
 
 
 def numbers_in(ranges: Iterable[IndexRange]) -> set[int]:
@@ -50,6 +57,37 @@ def even_shares(microbatches: int, paces: Mapping[int, float]) -> dict[int, Inde
         shares[rank] = (at, at + count)
         at += count
     return shares
+
+
+class Paces:
+    """How fast members are, as they told of the last steps, to deal shares anew where that has changed."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, deque[float]] = {}
+
+    def deal_anew(
+        self, told: Mapping[int, float | None], shares: Mapping[int, IndexRange], microbatches: int
+    ) -> dict[int, IndexRange] | None:
+        """Other shares with which the last member would be done clearly earlier; None: there are none.
+
+        Args:
+            told: by member, seconds that it took for a microbatch of the last step; None: it made none.
+            shares: as they are.
+        """
+        for rank, pace_s in told.items():
+            if pace_s is not None:
+                self._told.setdefault(rank, deque(maxlen=_REMEMBERED)).append(pace_s)
+        if not self._told.keys() >= told.keys():
+            return None
+        paces = {rank: median(self._told[rank]) for rank in told}
+        anew = even_shares(microbatches, paces)
+        if _last_s(anew, paces) * WORTHWHILE >= _last_s(shares, paces):
+            return None
+        return anew
+
+
+def _last_s(shares: Mapping[int, IndexRange], paces: Mapping[int, float]) -> float:
+    return max((stop - first) * paces[rank] for rank, (first, stop) in shares.items())
 
 
 def hand_out(missing: Sequence[int], counts: Mapping[int, int]) -> dict[int, tuple[IndexRange, ...]]:
