@@ -76,7 +76,9 @@ class Executor:
         if not microbatch_sizes:
             self._actions = []
             return
-        order = actions(self.schedule, len(self.microbatch_sizes), self.in_flight, self.deferred_weights)
+        count = len(microbatch_sizes)  # a share may have become smaller than what was to be in flight
+        in_flight, deferred = min(self.in_flight, count), min(self.deferred_weights, count - 1)
+        order = actions(self.schedule, count, in_flight, deferred)
         self._actions = [a for a in order if a.kind != WEIGHT_GRADIENTS or self.stage.defers_weights]
 
     def step(
