@@ -96,6 +96,7 @@ class Listener:
 NO_CHECKPOINTS: Any = SimpleNamespace(
     start_replicators=lambda _nodes, *, wait: None,
     replicate=lambda _plan: None,
+    change_writers=lambda _nodes: None,
     written=lambda _step, _loss: None,
 )
 PLAN: Any = SimpleNamespace(
