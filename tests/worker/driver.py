@@ -26,7 +26,7 @@ from skyctl.agent.task_events import read_event
 from skyctl.agent.task_orders import write_order, write_request
 from skyctl.agent.task_runner import TaskChannel, make_error_event
 from skyctl.schedule.actions import least_in_flight
-from skyctl.worker.elastic.witness import Witness
+from skyctl.worker.elastic.witness import QuorumWitness
 from skyctl.worker.rank_events import WitnessAskedEvent
 from skyctl.worker.rank_order import AnyRankOrder, HelperOrder, RankOrder, SumGroupOrder, SumOrder
 
@@ -160,7 +160,7 @@ class Pool:
             world = replace(order.world, secrets={**secrets, **order.world.secrets})
             self.processes[rank].send({"payload": write_order(replace(order, world=world))})
         open_ranks = set(range(len(orders)))
-        witness = Witness()
+        witness = QuorumWitness()
         ready: dict[int, Event] = {}
         while open_ranks:
             rank, event = self._next(open_ranks)

@@ -355,8 +355,10 @@ class Attempt:
 
         Where there are only lost peers and some rank is not heard, it waits until that one is, or is lost.
         """
-        failed = [r for r in self.state.ranks if r.failure is not None and r is not first and not r.is_out]
-        failed.append(first)
+        failed = [first]
+        if first.spec.is_elastic:  # others had failed before, and those that were left could not go on
+            earlier = [r for r in self.state.ranks if r.failure is not None and not r.is_out]
+            failed = [*(rank for rank in earlier if rank is not first), first]
         alive: set[int] = set()
         began = time.monotonic()
         while len(failed) < len(self.state.ranks):

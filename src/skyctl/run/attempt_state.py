@@ -31,7 +31,7 @@ from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of
 from skyctl.run.step_collector import StepCollector
 from skyctl.run.sum_claims import Claims, describe_claim, wrong_ranks
-from skyctl.worker.elastic.witness import Witness
+from skyctl.worker.elastic.witness import QuorumWitness
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     CheckpointEvent,
@@ -131,7 +131,7 @@ class AttemptState:
         self._ready: dict[int, ReadyEvent] = {}
         self._keys = KeyExchange()
         self._drifted: set[int] = set()
-        self._witness = Witness()
+        self._witness = QuorumWitness()
         self._generation = 0
         self._is_adopted = False
         if specs[0].may_stop_early:

@@ -399,7 +399,7 @@ class Agreement:
             self._enter(attempt.proposed)
 
     def _enter(self, generation: Generation) -> None:
-        """The generation is chosen."""
+        """A generation is chosen: this rank takes its place in it, or learns that it is left out."""
         if generation.number <= self.generation.number:
             return
         left_out = set(self.generation.members) - set(generation.members) - self._lost

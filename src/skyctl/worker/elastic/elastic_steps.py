@@ -97,7 +97,7 @@ class ElasticBatches:
         return self._reader.get()
 
     def prefetch(self) -> None:
-        """As of ``Prefetcher``."""
+        """Fetches the next batch of the share now, where that is safe."""
         self._reader.prefetch()
 
     def change(self, step: int, share: IndexRange) -> None:
@@ -180,7 +180,7 @@ class ElasticSteps(EachStep):
         return report
 
     def start_step(self, step: int, report: StepReport) -> None:
-        """As of ``EachStep``."""
+        """The step's first forward is next; what ranks share for its sums now is remembered."""
         super().start_step(step, report)
         self._sums.mark_step()
 
@@ -231,7 +231,7 @@ class ElasticSteps(EachStep):
         return False
 
     def close(self) -> None:
-        """As of ``EachStep``."""
+        """Ends the sums' threads and connections."""
         self._connections.close()
         super().close()
 

@@ -8,7 +8,7 @@ from skyctl.worker.rank_events import WitnessAskedEvent
 from skyctl.worker.rank_requests import WitnessRequest
 
 
-class Witness:
+class QuorumWitness:
     """Answers ranks in the order in which they ask; the same questions anew give the same answers."""
 
     def __init__(self) -> None:
