@@ -104,6 +104,10 @@ class RetentionPolicy:
         self.copying = None
         self._advance()
 
+    def writers_changed(self) -> None:
+        """Others write from now on: what is not in copies yet may never be, and isn't waited for."""
+        self.copying = None
+
     def restarted(self, step: int | None, whole: Collection[int] = ()) -> None:
         """Another attempt goes on from that step: what is newer is gone.
 

@@ -175,8 +175,8 @@ class RunCheckpoints:
     def change_writers(self, nodes: tuple[str, ...]) -> None:
         """From now on these nodes' ranks write checkpoints; none: those of the plan's first pipeline."""
         self._writers = nodes
-        if nodes:  # what was being copied of the writers before may never be there in full
-            self._retention.failed()
+        if nodes:
+            self._retention.writers_changed()
             self._pin()
 
     def written(self, step: int, loss: float | None) -> None:
