@@ -117,7 +117,8 @@ def orders(driver: Any) -> list[RankOrder]:
     sums = {"format": "fixed32", "chunk_bytes": 65536}
     plain = driver.side_by_side(spec, LAYERS, SHARES, routes, STEPS, sync=sums)
     shares = {rank: order.microbatch_range for rank, order in enumerate(plain)}
-    elastic = ElasticOrder(shares, tuple(RouteTree(*route) for route in routes))
+    alone = {rank: rank for rank in shares}
+    elastic = ElasticOrder(alone, shares, {0: tuple(RouteTree(*route) for route in routes)})
     return [
         replace(
             order,

@@ -44,20 +44,24 @@ def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOr
     _check_memory(plan)
     assert plan.sync is not None
     ranks = {stage.device: rank for rank, stage in enumerate(plan.placed_stages)}
-    first, shares = 0, {}
-    for rank, pipeline in enumerate(plan.pipelines):
-        shares[rank] = (first, first + pipeline.microbatches)
-        first += pipeline.microbatches
-    routes = tuple(
-        RouteTree(
-            share=route.share,
-            root=ranks[route.root],
-            up=tuple((ranks[child], ranks[parent]) for child, parent in route.up),
-            down=tuple((ranks[parent], ranks[child]) for parent, child in route.down),
+    first, head, shares, pipelines = 0, 0, dict[int, tuple[int, int]](), dict[int, int]()
+    for pipeline in plan.pipelines:
+        shares[head] = (first, first + pipeline.microbatches)
+        pipelines |= {head + stage: head for stage in range(len(pipeline.stages))}
+        first, head = first + pipeline.microbatches, head + len(pipeline.stages)
+    routes = {
+        number: tuple(
+            RouteTree(
+                share=route.share,
+                root=ranks[route.root],
+                up=tuple((ranks[child], ranks[parent]) for child, parent in route.up),
+                down=tuple((ranks[parent], ranks[child]) for parent, child in route.down),
+            )
+            for route in group.routes
         )
-        for route in plan.sync.groups[0].routes
-    )
-    return ElasticOrder(shares, routes, least, witness=len(ranks) % 2 == 0, dynamic=dynamic)
+        for number, group in enumerate(plan.sync.groups)
+    }
+    return ElasticOrder(pipelines, shares, routes, least, witness=len(ranks) % 2 == 0, dynamic=dynamic)
 
 
 def steps_without(plan: Plan) -> dict[str, float]:

@@ -208,13 +208,47 @@ class SkyctlProcessGroup(PlannedProcessGroup):
                 key = _listening_key(options.purpose, self.rank(), peer)
                 store.set(key, f"{address}:{listener.port}")
 
-        def locate(peer: int) -> tuple[str, int]:
-            said = store.get(_listening_key(options.purpose, peer, self.rank()))
-            host, port = self._where[peer] = read_listening(said, peer)
-            self._pairs[peer].own_address(host, options.interface)
-            return host, port
-
+        locate = partial(self._locate, store, options)
         self._meet(self.peers, locate, options.ready_s, CONNECT_TIMEOUT_S)
+
+    def listen_for(self, peer: int, pair: PeerConnection, store: Store, options: PairOptions) -> None:
+        """A rank of a higher number is to be a peer, too: listens for it, and says in the store where.
+
+        It connects when both ``reconnect``, or by ``accept``.
+
+        Args:
+            options: of the group, with that rank in ``hosts``.
+
+        Raises:
+            PeerUnreachableError, RunError: as ``connect``.
+        """
+        address = pair.own_address(options.hosts[peer], options.interface)
+        listener = pair.open_listener(address)
+        with self._changing:
+            self._pairs[peer] = pair
+            self.peers = sorted(self._pairs)
+            self._listeners[listener] = [peer]
+        store.set(_listening_key(options.purpose, self.rank(), peer), f"{address}:{listener.port}")
+
+    def accept(self, peer: int, timeout_s: float) -> None:
+        """Waits until a rank that was listened for has connected. Raises as ``connect``."""
+        listener = next(at for at, callers in self._listeners.items() if peer in callers)
+        self._accept(listener, {peer: self._pairs[peer]}, timeout_s)
+
+    def find_listeners(self, store: Store, options: PairOptions) -> None:
+        """Learns where the lower ranks listen for this one, which has the highest number: to ``reconnect``.
+
+        Raises: as ``connect``.
+        """
+        self._keeps_listening = True
+        for peer in self.peers:
+            self._locate(store, options, peer)
+
+    def _locate(self, store: Store, options: PairOptions, peer: int) -> tuple[str, int]:
+        said = store.get(_listening_key(options.purpose, peer, self.rank()))
+        host, port = self._where[peer] = read_listening(said, peer)
+        self._pairs[peer].own_address(host, options.interface)
+        return host, port
 
     def reconnect(self, uuid: int, peers: Collection[int], timeout_s: float) -> None:
         """Ends all connections at once, and connects anew to these peers, at the same time; the others stay
@@ -303,7 +337,7 @@ class SkyctlProcessGroup(PlannedProcessGroup):
         """
         meetings: list[Future[None]] = []
         try:
-            for listener, callers in self._listeners.items():
+            for listener, callers in list(self._listeners.items()):
                 if pairs := {peer: self._pairs[peer] for peer in callers if peer in peers}:
                     meetings.append(run_in_thread(partial(self._accept, listener, pairs, accept_s)))
             for peer in sorted(peers):
@@ -394,9 +428,10 @@ class SkyctlProcessGroup(PlannedProcessGroup):
             self._close_pairs()
 
     def _close_pairs(self) -> None:
-        for pair in self._pairs.values():
+        pairs = list(self._pairs.values())
+        for pair in pairs:
             pair.interrupt()
-        for pair in self._pairs.values():
+        for pair in pairs:
             pair.close()
 
     def _stop_listening(self) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from skyctl.transport import BACKEND, GLOO
 
 if TYPE_CHECKING:
+    from skyctl.transport.peer_connection import PeerConnection
     from skyctl.transport.process_group import PairOptions, PlannedProcessGroup, SkyctlProcessGroup
 
 
@@ -60,22 +61,25 @@ def planned_group(rank: int, size: int, options: PairOptions, timeout_s: float) 
     Args:
         timeout_s: for one transfer, waiting for the peer included.
     """
-    from skyctl.transport.peer_connection import PeerConnection
     from skyctl.transport.process_group import SkyctlProcessGroup
 
-    pairs = {
-        peer: PeerConnection(
-            f"rank {peer} ({host})",
-            timeout_s,
-            secret=options.secrets[peer],
-            peer_rank=peer,
-            device=options.devices.get(peer),
-            identity=options.identity,
-            purpose=options.purpose,
-        )
-        for peer, host in options.hosts.items()
-    }
+    pairs = {peer: planned_pair(peer, options, timeout_s) for peer in options.hosts}
     return SkyctlProcessGroup(rank, size, pairs)
+
+
+def planned_pair(peer: int, options: PairOptions, timeout_s: float) -> PeerConnection:
+    """The connection to one of the peers, as the options have it; nothing is connected yet."""
+    from skyctl.transport.peer_connection import PeerConnection
+
+    return PeerConnection(
+        f"rank {peer} ({options.hosts[peer]})",
+        timeout_s,
+        secret=options.secrets[peer],
+        peer_rank=peer,
+        device=options.devices.get(peer),
+        identity=options.identity,
+        purpose=options.purpose,
+    )
 
 
 def join(store: Any, rank: int, size: int, options: PairOptions, timeout_s: float = 1800.0) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from skyctl.agent.message_fields import Index, Matches, MaxLength, Seconds
+from skyctl.agent.message_fields import Index, Matches, MaxLength, Seconds, Sha256, Within
 from skyctl.worker.rank_order import IndexRange, Ranks
 
 Ballot = tuple[Index, Index]
@@ -20,6 +20,8 @@ Edges = Annotated[tuple[tuple[Index, Index], ...], MaxLength(10_000)]
 Ranges = Annotated[tuple[IndexRange, ...], MaxLength(10_000)]
 """Microbatches of a step, by their numbers."""
 Digest = Annotated[str, Matches("[0-9a-f]{32}")]
+Digests = Mapping[int, Digest]
+"""By group that is summed."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Generation:
     Attributes:
         number: generations are numbered from 0.
         members: the ranks, in order. The first one, the *arbiter*, counts votes.
-        shares: by member, its microbatches [first, stop) of every step after ``step``, until a commit has
-            others.
+        shares: by the first rank of each pipeline, that pipeline's microbatches [first, stop) of every step
+            after ``step``, until a commit has others.
         step: the step that was under way when it was agreed on.
         is_applied: every member has that step's whole sum, and applies it; False: the sum is made again.
-        extra: by member, microbatches of ``step`` that it makes beside those that it has, as somebody left.
+        held: by the first rank of each pipeline, the microbatches of ``step`` that it makes, in that order;
+            the later ones are of pipelines that have left.
+        new: members that have yet to be given weights.
     """
 
     number: Index
@@ -41,27 +45,43 @@ class Generation:
     shares: Mapping[int, IndexRange]
     step: Index = 0
     is_applied: bool = False
-    extra: Mapping[int, Ranges] = field(default_factory=dict)
+    held: Mapping[int, Ranges] = field(default_factory=dict)
+    new: Ranks = ()
+
+    @property
+    def holders(self) -> Ranks:
+        """The members that have weights."""
+        return tuple(rank for rank in self.members if rank not in self.new)
+
+    @property
+    def first_step(self) -> int:
+        """The step that members are at once they have taken their places."""
+        return self.step + self.is_applied
 
     @property
     def arbiter(self) -> int:
         """The rank that counts votes."""
         return self.members[0]
 
-    def fault(self, ranks: Collection[int], microbatches: int) -> str | None:
+    def fault(self, pipelines: Mapping[int, int], microbatches: int) -> str | None:
         """What is wrong with it, as it comes from another rank; None: nothing.
 
         Args:
-            ranks: all there were at first.
+            pipelines: by rank, the first rank of its pipeline; of all that there may be.
             microbatches: of a step.
         """
         members = set(self.members)
-        if not members or list(self.members) != sorted(members) or not members.issubset(ranks):
+        if not members or list(self.members) != sorted(members) or not members <= pipelines.keys():
             return f"its members are {self.members}"
-        if self.shares.keys() != members or not self.extra.keys() <= members:
+        heads = {pipelines[rank] for rank in members}
+        if any(head in heads and rank not in members for rank, head in pipelines.items()):
+            return "its members are not whole pipelines"
+        if not self.holders or not members.issuperset(self.new):
+            return f"those who have no weights yet are {self.new}"
+        if self.shares.keys() != heads or not self.held.keys() <= heads:
             return "its shares are not of its members"
-        extra = (one for some in self.extra.values() for one in some)
-        return shares_fault((*self.shares.values(), *extra), microbatches)
+        held = (one for some in self.held.values() for one in some)
+        return shares_fault((*self.shares.values(), *held), microbatches)
 
 
 def shares_fault(shares: Iterable[IndexRange], microbatches: int) -> str | None:
@@ -76,14 +96,14 @@ class Vote:
     """To the arbiter: this rank has the whole sum of that step.
 
     Attributes:
-        digest: of the sum's bytes.
+        digests: by group, of its sum's bytes.
         pace_s: seconds that it took for a microbatch of the step; None: it made none, or does not tell.
     """
 
     kind: ClassVar[str] = "vote"
     number: Index
     step: Index
-    digest: Digest
+    digests: Digests
     pace_s: Seconds | None = None
 
 
@@ -92,7 +112,7 @@ class Commit:
     """From the arbiter: all members have the same sum of that step, so it is applied.
 
     Attributes:
-        shares: by member, its microbatches of later steps; None: as before.
+        shares: by the first rank of each pipeline, its microbatches of later steps; None: as before.
     """
 
     kind: ClassVar[str] = "commit"
@@ -132,10 +152,12 @@ class Promise:
     Attributes:
         accepted: the proposal that this rank has accepted already, and its ballot; None: none.
         step: that it is at; None: a witness, which makes no steps.
-        digest: of the step's whole sum, if it has that.
-        held: the step's microbatches that are its own.
+        digests: of the step's whole sum, if it has that.
+        held: the step's microbatches that are its pipeline's, in the order in which they are made.
         left: how many of these it has still to make.
         pace_s: seconds that it takes for one.
+        is_new: it has no weights yet.
+        waiting: those that want to be members, and that this rank reaches.
     """
 
     kind: ClassVar[str] = "promise"
@@ -144,11 +166,13 @@ class Promise:
     accepted: Generation | None = None
     accepted_ballot: Ballot | None = None
     step: Index | None = None
-    digest: Digest | None = None
+    digests: Digests | None = None
     held: Ranges = ()
     left: Index = 0
     pace_s: Seconds | None = None
     edges: Edges = ()
+    is_new: bool = False
+    waiting: Ranks = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +216,59 @@ class Chosen:
         return self.generation.number - 1
 
 
-MemberMessage = Vote | Commit | Trouble | Prepare | Promise | Accept | Accepted | Refused | Chosen
+@dataclass(frozen=True)
+class Knock:
+    """From a rank that wants to be a member: it reaches the one that it sends this to.
+
+    Attributes:
+        pace_s: seconds that it is expected to take for a microbatch; None: as others do.
+        is_known: all members have answered it, so that the next generation can have it.
+    """
+
+    kind: ClassVar[str] = "knock"
+    pace_s: Seconds | None = None
+    is_known: bool = False
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The answer to ``Knock``."""
+
+    kind: ClassVar[str] = "heard"
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """To a member that has no weights yet: a part of one layer's state; its bytes follow the message.
+
+    Attributes:
+        number: of the generation that it is a new member of.
+        layer: None: there is one part, and it is what ranks share for their sums.
+        bytes: how many follow, 1 at least.
+        sha256: of all of the layer's parts, with the last one; None: there are more.
+    """
+
+    kind: ClassVar[str] = "state"
+    number: Index
+    layer: Index | None
+    bytes: Annotated[int, Within(1, 1 << 20)]
+    sha256: Sha256 | None = None
+
+
+MemberMessage = (
+    StatePart
+    | Knock
+    | Heard
+    | Vote
+    | Commit
+    | Trouble
+    | Prepare
+    | Promise
+    | Accept
+    | Accepted
+    | Refused
+    | Chosen
+)
 MEMBER_MESSAGES: tuple[type[MemberMessage], ...] = (
     Vote,
     Commit,
@@ -203,6 +279,9 @@ MEMBER_MESSAGES: tuple[type[MemberMessage], ...] = (
     Accepted,
     Refused,
     Chosen,
+    Knock,
+    Heard,
+    StatePart,
 )
 
 

@@ -243,22 +243,41 @@ class RouteTree:
 
 
 @dataclass(frozen=True)
+class JoinOrder:
+    """Become a member of a run that is under way: the order's ``hosts`` are its members.
+
+    Attributes:
+        folder: where the weights that it is given are kept until they are read.
+        pace_s: seconds that it is expected to take for a microbatch; None: as others do.
+        most_bytes: by layer, the most bytes that its state can have.
+    """
+
+    folder: Path
+    pace_s: Seconds | None
+    most_bytes: Mapping[int, ByteCount]
+
+
+@dataclass(frozen=True)
 class ElasticOrder:
     """Steps survive ranks that leave: the others go on in the same step (``worker.elastic``).
 
     Attributes:
-        shares: by rank, its microbatches [first, stop) of a step, as planned.
-        routes: over which all sum.
-        least: fewer ranks than these do not go on.
+        pipelines: by rank, the first rank of its pipeline; of all ranks, those that have joined too.
+        shares: by first rank of a pipeline, its microbatches [first, stop) of a step, as planned.
+        routes: by group, over which its layers are summed.
+        least: fewer pipelines than these do not go on.
         witness: whether the launcher decides between two halves.
-        dynamic: shares of later steps follow the ranks' paces.
+        dynamic: shares of later steps follow the pipelines' paces.
+        join: None: this rank is one of the first members.
     """
 
+    pipelines: Mapping[int, Index]
     shares: Mapping[int, IndexRange]
-    routes: tuple[RouteTree, ...]
+    routes: Mapping[int, tuple[RouteTree, ...]]
     least: Count = 1
     witness: bool = False
     dynamic: bool = False
+    join: JoinOrder | None = None
 
 
 @dataclass(frozen=True)

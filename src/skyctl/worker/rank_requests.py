@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from skyctl.agent.message_fields import Index, MaxLength
+from skyctl.agent.message_fields import Index, Label, MaxLength
 from skyctl.worker.member_messages import Accepted, Promise, Refused
+from skyctl.worker.rank_order import Secret
 from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
 
 
@@ -47,6 +48,19 @@ class StopTrainingRequest:
     """To the first rank: the run ends after the step under way, or the next one."""
 
     kind: ClassVar[str] = "stop"
+
+
+@dataclass(frozen=True)
+class AdmitRequest:
+    """A rank of a higher number wants to join: it is to be let in at ``host``.
+
+    ``secret``: what the two share, and nobody else.
+    """
+
+    kind: ClassVar[str] = "admit"
+    rank: Index
+    host: Label
+    secret: Secret = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,9 @@ class Trainer:
         torch.manual_seed(self._spec.seed)
         ring = order.sync.ring if order.sync is not None else None
         check_elastic(order)
-        may_shrink = order.elastic is not None
+        may_change = order.elastic is not None
         world = self._world = World(
-            order.world, ring, self._link, self._device, self._recorder, may_shrink=may_shrink
+            order.world, ring, self._link, self._device, self._recorder, may_change=may_change
         )
         world.join()  # a user's model() may ask torch.distributed which rank it is
         offer_replicas(world.store, order)
@@ -115,6 +115,11 @@ class Trainer:
         batches = self._batches = RankBatches(order, self._workload)
         self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, batches.first_microbatch)
         stage = self._build_stage()
+        if order.elastic is not None:
+            self._progress.phase = CONNECT_PHASE
+            layers = len(self._workload.names)
+            self._elastic = ElasticRank(order, order.elastic, world, self._channel, layers)
+            order = self._order = self._elastic.enter()
         self._outer = make_outer_optimizer(order.rounds, stage.layers)
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
@@ -125,8 +130,6 @@ class Trainer:
         self._progress.phase = CONNECT_PHASE
         end_offer()
         world.connect()
-        if order.elastic is not None:
-            self._elastic = ElasticRank(order, order.elastic, world, self._channel)
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
         tag = stage_group_tag(len(batches.streamed_sizes))
         stages = self._stages = StageGroup(world.neighbours, tag, self._progress)
@@ -219,7 +222,7 @@ class Trainer:
     ) -> tuple[int, Checkpointer | None]:
         """(the first step to make, with layers and optimizer as they were then; who writes checkpoints)."""
         options = self._order.checkpoint
-        if options is None and self._order.resume is None:
+        if options is None and self._order.resume is None and self._elastic is None:
             return 0, None
         self._progress.phase = RESTORE_PHASE
         alone = self._workload.model.trains_adapters
@@ -246,6 +249,8 @@ class Trainer:
             own_names=self._workload.model.ordinary,
         )
         first_step = restore_stage(self._order, state, origin)
+        if self._elastic is not None:
+            self._elastic.has_state(state, origin)
         if options is None:
             return first_step, None
         start, seed = self._start, self._spec.seed
@@ -303,7 +308,7 @@ class Trainer:
         if sums is None:
             return EachStep(update)
         assert self._world is not None
-        peers = self._world.peers
+        peers = self._world.peers if self._elastic is None else self._elastic.peers
         if not batches.is_only_pipeline:
             check_summable(stage.layers)
         if sums.staleness is not None:
@@ -431,7 +436,8 @@ class Trainer:
         kept = [] if self._batches.is_only_pipeline else executor.stage.layers
         sketches = sketch_layers(kept, self._start, self._spec.seed)
         self._channel.send(to_message(ReadyEvent(sums, sketches)))
-        self._link.expect(StartRequest)
+        if not (self._elastic is not None and self._elastic.has_joined):
+            self._link.expect(StartRequest)
         loop = TrainingLoop(
             executor=executor,
             maker=maker,

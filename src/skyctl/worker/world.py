@@ -14,13 +14,14 @@ import torch.distributed as dist
 from skyctl.agent.task_events import to_message
 from skyctl.errors import RunError
 from skyctl.transport.process_group import (
+    PEER_READY_TIMEOUT_S,
     PairOptions,
     PlannedProcessGroup,
     SkyctlProcessGroup,
     run_in_thread,
     wait_for_all,
 )
-from skyctl.transport.torch_backend import join, planned_group
+from skyctl.transport.torch_backend import join, planned_group, planned_pair
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
@@ -29,7 +30,7 @@ from skyctl.worker.rank_requests import StoredRequest
 from skyctl.worker.trace import clock_offset
 from skyctl.worker.trace.trace_recorder import TraceRecorder
 
-MEMBER_PURPOSE = "member"
+MEMBER_PURPOSE, SUM_PURPOSE = "member", "sum"
 _c10d: Any = dist  # Store is not in torch's type stubs
 
 
@@ -79,7 +80,7 @@ class World:
         order: its place there.
         ring: the ranks in the order in which the backend's own collective sums; None: nothing does.
         recorder: given clock offsets, where a trace is recorded.
-        may_shrink: ranks may leave, and the others connect anew.
+        may_change: ranks may leave, and others join: sums have connections of their own (``connect_sums``).
     """
 
     def __init__(
@@ -90,10 +91,12 @@ class World:
         device: torch.device,
         recorder: TraceRecorder | None = None,
         *,
-        may_shrink: bool = False,
+        may_change: bool = False,
     ) -> None:
-        self._order, self._ring, self._may_shrink = order, ring, may_shrink
+        self._order, self._ring, self._may_change = order, ring, may_change
         self._member_group: SkyctlProcessGroup | None = None
+        self._sum_group: SkyctlProcessGroup | None = None
+        self._group_options: dict[str, PairOptions] = {}
         self._device, self._recorder = device, recorder
         self._group: PlannedProcessGroup | None = None
         self._is_member = False
@@ -117,19 +120,20 @@ class World:
         order = self._order
         if unknown := order.hosts.keys() - order.secrets.keys():
             raise RunError(f"the order has no secret that this rank shares with rank {min(unknown)}")
+        near = [rank for rank in (order.before, order.after) if rank is not None]
+        hosts = {rank: order.hosts[rank] for rank in near} if self._may_change else order.hosts
         self._options = PairOptions(
-            hosts=order.hosts,
-            secrets={rank: order.secrets[rank] for rank in order.hosts},
+            hosts=hosts,
+            secrets={rank: order.secrets[rank] for rank in hosts},
             interface=order.interface,
             identity=order.tls,
-            devices={rank: self._device for rank in (order.before, order.after) if rank is not None},
+            devices=dict.fromkeys(near, self._device),
             backend=order.backend,
             ring=self._ring,
-            keeps_listening=self._may_shrink,
         )
         group: Any = join(self.store, order.rank, order.ranks, self._options, order.timeout_s)
         self._group, self._is_member = group, True
-        self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in order.hosts.items()}
+        self.peers = {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in hosts.items()}
 
     def connect(self) -> None:
         """Connects to all peers at the same time, measures how far they are, and compares clocks.
@@ -149,17 +153,63 @@ class World:
         Raises:
             PeerUnreachableError: a peer can't be reached, or did not come in time.
         """
-        order = self._order
-        options = replace(self._options, purpose=MEMBER_PURPOSE, keeps_listening=False, devices={})
-        group = self._member_group = planned_group(order.rank, order.ranks, options, order.timeout_s)
+        group, options = self._make_group(MEMBER_PURPOSE)
+        self._member_group = group
         group.connect(self.store, options)
-        return {rank: Peer(group, rank, f"rank {rank} ({host})") for rank, host in order.hosts.items()}
+        return {rank: self._peer(group, rank) for rank in self._order.hosts}
 
-    @property
-    def sum_group(self) -> SkyctlProcessGroup:
-        """The group that sums go over, where ranks may leave."""
-        assert isinstance(self._group, SkyctlProcessGroup), "only the backend skyctl can connect anew"
-        return self._group
+    def connect_sums(self, *, later: bool = False) -> tuple[SkyctlProcessGroup, dict[int, Peer]]:
+        """The connections that sums go over: they come and go with the ranks that are there.
+
+        Args:
+            later: this rank is no member yet; it connects to nobody before it ``reconnect``s.
+
+        Raises:
+            PeerUnreachableError: a peer can't be reached, or did not come in time.
+        """
+        group, options = self._make_group(SUM_PURPOSE)
+        self._sum_group = group
+        peers = {rank: self._peer(group, rank) for rank in self._order.hosts}
+        if later:
+            group.find_listeners(self.store, options)
+        else:
+            group.connect(self.store, options)
+            wait_for_all([run_in_thread(peer.measure_latency) for peer in peers.values()])
+        return group, peers
+
+    def admit(self, rank: int, host: str, secret: str) -> tuple[Peer, Peer]:
+        """A rank of a higher number is to become a peer: returns it as a member and as one that sums.
+
+        Listens for it, and waits until it has connected as a member.
+
+        Raises:
+            PeerUnreachableError: it did not come in time.
+        """
+        found = []
+        for purpose, group in ((SUM_PURPOSE, self._sum_group), (MEMBER_PURPOSE, self._member_group)):
+            assert group is not None, "connect_members() and connect_sums() first"
+            options = self._group_options[purpose]
+            options = replace(options, hosts={rank: host}, secrets={rank: secret})
+            pair = planned_pair(rank, options, self._order.timeout_s)
+            group.listen_for(rank, pair, self.store, options)
+            found.append(Peer(group, rank, f"rank {rank} ({host})"))
+        assert self._member_group is not None
+        self._member_group.accept(rank, PEER_READY_TIMEOUT_S)
+        as_summing, as_member = found
+        return as_member, as_summing
+
+    def _make_group(self, purpose: str) -> tuple[SkyctlProcessGroup, PairOptions]:
+        order = self._order
+        keeps = purpose == SUM_PURPOSE
+        options = replace(
+            self._options, hosts=order.hosts, purpose=purpose, keeps_listening=keeps, devices={}
+        )
+        options = replace(options, secrets={rank: order.secrets[rank] for rank in order.hosts})
+        self._group_options[purpose] = options
+        return planned_group(order.rank, order.ranks, options, order.timeout_s), options
+
+    def _peer(self, group: SkyctlProcessGroup, rank: int) -> Peer:
+        return Peer(group, rank, f"rank {rank} ({self._order.hosts[rank]})")
 
     def compare_clocks(self, when: str) -> None:
         """Compares clocks with the ranks that the order names, at the run's ``start`` or ``end``.
@@ -187,7 +237,7 @@ class World:
         Args:
             graceful: only once the peers close too.
         """
-        for group in (self._group, self._member_group):
+        for group in (self._group, self._member_group, self._sum_group):
             if group is not None:
                 group.close(graceful=graceful)
         if self._is_member and not graceful:

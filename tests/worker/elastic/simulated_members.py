@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from skyctl.worker.elastic.agreement import WITNESS, Acceptor, Agreement, OwnWork
-from skyctl.worker.elastic.microbatch_shares import even_shares
+from skyctl.worker.elastic.microbatch_shares import even_shares, numbers_in
 from skyctl.worker.member_messages import (
     Accept,
     Accepted,
     Generation,
+    Knock,
     MemberMessage,
     Prepare,
     Refused,
@@ -32,10 +33,15 @@ class Member:
     is_computed: bool = False
     has_sum: bool = False
     applied: dict[int, SumId] = field(default_factory=dict)
+    made: tuple = ()
 
 
 class Simulation:
-    """``members`` ranks that make steps while ``run`` lasts; what happens next is drawn by seed."""
+    """``members`` ranks that make steps while ``run`` lasts; what happens next is drawn by seed.
+
+    Args:
+        stages: so many ranks, one after another, are a pipeline.
+    """
 
     def __init__(
         self,
@@ -45,24 +51,16 @@ class Simulation:
         *,
         has_witness: bool = False,
         is_dynamic: bool = False,
+        stages: int = 1,
     ) -> None:
+        self.stages, self.has_witness, self.is_dynamic = stages, has_witness, is_dynamic
+        self.pipelines = {rank: rank - rank % stages for rank in range(members)}
+        self.firsts: dict[int, dict[int, bool]] = defaultdict(dict)
         self.draw = random.Random(seed)
         self.microbatches = microbatches
-        shares = even_shares(microbatches, dict.fromkeys(range(members), 1.0))
+        shares = even_shares(microbatches, dict.fromkeys(self.pipelines.values(), 1.0))
         first = Generation(0, tuple(range(members)), shares)
-        self.members = {
-            rank: Member(
-                Agreement(
-                    rank,
-                    first,
-                    microbatches,
-                    lambda rank=rank: self._work(rank),
-                    has_witness=has_witness,
-                    is_dynamic=is_dynamic,
-                )
-            )
-            for rank in range(members)
-        }
+        self.members = {rank: Member(self._agreement(rank, first)) for rank in range(members)}
         self.witness = Acceptor()
         self.dead: set[int] = set()
         self.cut: set[frozenset[int]] = set()
@@ -70,6 +68,35 @@ class Simulation:
         self.lines: dict[tuple[int, int], deque[MemberMessage]] = defaultdict(deque)
         self.contributions: dict[SumId, dict[int, set[int]]] = defaultdict(dict)
         self.sums: dict[int, SumId] = {}
+        self.knocked: list[tuple[int, int]] = []
+
+    def _agreement(self, rank: int, first: Generation | None) -> Agreement:
+        return Agreement(
+            rank,
+            first,
+            self.microbatches,
+            lambda: self._work(rank),
+            pipelines=self.pipelines,
+            has_witness=self.has_witness,
+            is_dynamic=self.is_dynamic,
+        )
+
+    def join(self) -> int:
+        """Another rank wants to be a member, and has lines to all that there are."""
+        rank = max(self.members) + 1
+        self.members[rank] = Member(self._agreement(rank, None))
+        for other in self.alive():
+            if other != rank:
+                self.lines[(rank, other)].append(Knock(1.0))
+                self.knocked.append((rank, other))
+        return rank
+
+    def can_lose(self, rank: int) -> bool:
+        """Whether more than half of the newest members are left then, with weights."""
+        agreements = [self.members[other].agreement for other in self.alive()]
+        newest = max((agreement.generation for agreement in agreements), key=lambda g: g.number)
+        left = set(newest.members) & set(self.alive()) - {rank}
+        return 2 * len(left) > len(newest.members) and bool(left - set(newest.new))
 
     def kill(self, rank: int) -> None:
         self.dead.add(rank)
@@ -114,7 +141,10 @@ class Simulation:
         return choices
 
     def _beat(self) -> None:
-        """Everybody hears from everybody that it reaches."""
+        """Everybody hears from everybody that it reaches; who waits for a place says so again."""
+        for rank, other in self.knocked:
+            if self.members[rank].agreement.generation.number < 0 and rank not in self.dead:
+                self.lines[(rank, other)].append(Knock(1.0, is_known=True))
         for rank in self.alive():
             for other in self.alive():
                 if other != rank and (rank, other) not in self.noticed and not self._is_cut((other, rank)):
@@ -124,8 +154,13 @@ class Simulation:
     def _work_choices(self, rank: int) -> list:
         member = self.members[rank]
         agreement = member.agreement
-        if agreement.is_left_out or agreement.drifted:
+        if agreement.is_left_out or agreement.drifted or agreement.generation.number < 0:
             return []
+        if agreement.is_new:
+            first = agreement.generation.first_step
+            holders = [self.members[holder] for holder in agreement.generation.holders]
+            there = all(h.step == first and h.agreement.generation == agreement.generation for h in holders)
+            return [lambda: self._get_state(rank, first)] if there else []
         if agreement.committed >= member.step or agreement.generation.number != member.generation:
             return [lambda: self._follow(rank)]
         if not member.is_computed:
@@ -134,11 +169,20 @@ class Simulation:
             return [lambda: self._sum(rank)]
         return []
 
+    def _get_state(self, rank: int, step: int) -> None:
+        member = self.members[rank]
+        member.agreement.is_new = False
+        member.step, member.generation = step, member.agreement.generation.number
+        member.is_computed = member.has_sum = False
+
     def _compute(self, rank: int) -> None:
         member = self.members[rank]
         member.is_computed = True
         key = member.step, member.generation
-        self.contributions[key][rank] = set(member.agreement.held)
+        held = member.agreement.held
+        assert held[: len(member.made)] == member.made, "a stage has begun with others"
+        member.made = held
+        self.contributions[key][rank] = held
 
     def _sum_is_there(self, member: Member) -> bool:
         key = member.step, member.generation
@@ -149,10 +193,14 @@ class Simulation:
         member = self.members[rank]
         member.has_sum = True
         key = member.step, member.generation
-        parts = [self.contributions[key][other] for other in member.agreement.generation.members]
-        assert sorted(n for part in parts for n in part) == list(range(self.microbatches)), (key, parts)
+        parts = defaultdict(set)
+        for other in member.agreement.generation.members:
+            parts[self.pipelines.get(other, other)].add(self.contributions[key][other])
+        assert all(len(part) == 1 for part in parts.values()), (key, parts)
+        made = [n for [part] in parts.values() for first, stop in part for n in range(first, stop)]
+        assert sorted(made) == list(range(self.microbatches)), (key, parts)
         pace_s = self.draw.choice([None, 1.0, 2.0, 5.0])
-        member.agreement.vote(f"{key[0]:016x}{key[1]:016x}", pace_s)
+        member.agreement.vote({rank % self.stages: f"{key[0]:016x}{key[1]:016x}"}, pace_s)
         self._flush(rank)
 
     def _follow(self, rank: int) -> None:
@@ -164,13 +212,15 @@ class Simulation:
             key = member.step, member.generation
             assert self.sums.setdefault(member.step, key) == key, "two sums of one step took effect"
             member.applied[member.step] = key
+            self.firsts[member.step][rank] = agreement.is_first
             member.step += 1
+            member.made = ()
         member.generation = agreement.generation.number
         member.is_computed = member.has_sum = False
 
     def _work(self, rank: int) -> OwnWork:
         member = self.members[rank]
-        left = 0 if member.is_computed else len(member.agreement.held)
+        left = 0 if member.is_computed else len(numbers_in(member.agreement.held))
         return OwnWork(left, 1.0 + rank)
 
     # --- lines

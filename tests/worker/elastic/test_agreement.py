@@ -51,3 +51,45 @@ def test_of_two_halves_one_at_most_goes_on(witness_with: int | None) -> None:
             assert (gain > 5) == (number == witness_with) or (gain <= 1), (seed, gained)
         if witness_with is not None:
             assert gained[witness_with] > 5, (seed, gained)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_pipeline_without_a_stage_leaves_and_its_stages_were_always_at_one_mind(stages: int) -> None:
+    for seed in range(2 * SEEDS):
+        draw = random.Random(f"{stages} {seed}")
+        simulation = Simulation(seed, 3 * stages, is_dynamic=draw.random() < 0.5, stages=stages)
+        for torn in draw.sample(range(3), draw.randint(0, 2)):
+            simulation.run(draw.randrange(150))
+            victim = stages * torn + draw.randrange(stages)
+            if draw.random() < 0.5:
+                simulation.kill(victim)
+            else:
+                simulation.cut_line(victim, draw.choice([r for r in range(3 * stages) if r != victim]))
+        simulation.run(4000)
+        assert max(member.step for member in simulation.members.values()) > 10, seed
+        staying = {r for r in simulation.alive() if not simulation.members[r].agreement.is_left_out}
+        for told in simulation.firsts.values():
+            by_pipeline = {}
+            for rank, is_first in told.items():
+                head = rank - rank % stages
+                assert by_pipeline.setdefault(head, is_first) == is_first, seed
+            assert sum(is_first and head in staying for head, is_first in by_pipeline.items()) <= 1, seed
+
+
+def test_ranks_join_and_leave_and_each_sum_is_of_all_microbatches() -> None:
+    """A rank that joins may be lost before it has weights, or right after."""
+    for seed in range(2 * SEEDS):
+        draw = random.Random(f"join {seed}")
+        simulation = Simulation(seed, 3, is_dynamic=draw.random() < 0.5)
+        for _ in range(4):
+            simulation.run(draw.randrange(250))
+            joined = simulation.join()
+            simulation.run(draw.randrange(250))
+            victim = joined if draw.random() < 0.4 else draw.choice(simulation.alive())
+            if draw.random() < 0.7 and simulation.can_lose(victim):
+                simulation.kill(victim)
+        before = max(member.step for member in simulation.members.values())
+        simulation.run(4000)
+        alive = [rank for rank in simulation.alive() if not simulation.members[rank].agreement.is_left_out]
+        ends = {rank: simulation.members[rank].step for rank in alive}
+        assert min(ends.values()) > before + 5, (seed, ends)

@@ -33,7 +33,7 @@ def elastic(
     """The same orders, for ranks that may leave: all know all routes, and reach each other."""
     trees = tuple(RouteTree(share, root, tuple(up), tuple(down)) for share, root, up, down in routes)
     shares = {rank: order.microbatch_range for rank, order in enumerate(orders)}
-    elastic_order = ElasticOrder(shares, trees, least, witness)
+    elastic_order = ElasticOrder({rank: rank for rank in shares}, shares, {0: trees}, least, witness)
     return [
         with_fields(
             replace(order, elastic=elastic_order, weights=True),

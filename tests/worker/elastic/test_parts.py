@@ -32,19 +32,46 @@ def test_shares_cover_a_step_and_nobody_is_idle_who_need_not_be(microbatches: in
     assert sum(first < stop for first, stop in shares.values()) == min(3, microbatches)
 
 
+ALONE = {0: 0, 1: 1, 2: 2}
+"""By rank, the first one of its pipeline."""
+
+
 def test_a_step_that_all_have_the_sum_of_is_applied_and_another_is_made_again() -> None:
     held = {0: ((0, 2),), 2: ((4, 6),)}
-    whole = {r: Promise(4, (1, 0), step=9, digest=DIGEST, held=held[r], pace_s=1.0) for r in held}
-    applied = next_generation(5, whole, 6)
+    whole = {r: Promise(4, (1, 0), step=9, digests={0: DIGEST}, held=held[r], pace_s=1.0) for r in held}
+    applied = next_generation(5, whole, 6, ALONE, {})
     assert (applied.number, applied.members, applied.step, applied.is_applied) == (5, (0, 2), 9, True)
-    assert applied.extra == {}
+    assert applied.held == {}
     assert applied.shares == {0: (0, 3), 2: (3, 6)}
     begun = whole | {2: Promise(4, (1, 0), step=9, held=((4, 6),), left=2, pace_s=1.0)}
-    again = next_generation(5, begun, 6)
+    again = next_generation(5, begun, 6, ALONE, {})
     assert not again.is_applied
-    assert again.extra == {0: ((2, 4),)}, "rank 2 is still busy with its own"
-    behind = begun | {2: Promise(4, (1, 0), step=8, digest=DIGEST, held=((2, 6),), pace_s=1.0)}
-    assert next_generation(5, behind, 6).extra == {0: ((2, 4),), 2: ((4, 6),)}, "it has none of step 9"
+    assert again.held == {0: ((0, 2), (2, 4)), 2: ((4, 6),)}, "rank 2 is still busy with its own"
+    late = Promise(4, (1, 0), step=8, digests={0: DIGEST}, held=((2, 6),), pace_s=1.0)
+    behind = next_generation(5, begun | {2: late}, 6, ALONE, {})
+    assert behind.held == {0: ((0, 2), (2, 4)), 2: ((4, 6),)}, "it has none of step 9"
+
+
+def test_a_stage_that_is_behind_makes_what_its_pipeline_has_begun_with() -> None:
+    """Ranks 0 and 1 are a pipeline, and so were 2 and 3."""
+    pipelines = {0: 0, 1: 0, 2: 2, 3: 2}
+    ahead = Promise(4, (1, 0), step=9, held=((0, 4),), left=4, pace_s=1.0)
+    behind = Promise(4, (1, 0), step=8, digests={7: DIGEST}, held=((0, 4),), pace_s=3.0)
+    generation = next_generation(5, {0: ahead, 1: behind}, 6, pipelines, {})
+    assert (generation.members, generation.step, generation.is_applied) == ((0, 1), 9, False)
+    assert generation.held == {0: ((0, 4), (4, 6))}
+    assert generation.shares == {0: (0, 6)}
+
+
+def test_who_joins_makes_nothing_of_the_step_under_way() -> None:
+    at_work = {r: Promise(4, (1, 0), step=9, held=((3 * r, 3 * r + 3),), pace_s=1.0) for r in (0, 1)}
+    generation = next_generation(5, at_work, 6, ALONE, {2: 2.0})
+    assert (generation.members, generation.new, generation.holders) == ((0, 1, 2), (2,), (0, 1))
+    assert generation.held == {0: ((0, 3),), 1: ((3, 6),)}
+    assert generation.shares == {0: (0, 2), 1: (2, 5), 2: (5, 6)}
+    assert generation.first_step == 9
+    at_work[1] = Promise(5, (1, 0), step=9, is_new=True)
+    assert next_generation(6, at_work, 6, ALONE, {}).new == (1,), "it has still no weights"
 
 
 def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> None:
@@ -62,15 +89,19 @@ def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> N
         (Generation(1, (), {}), "its members are"),
         (Generation(1, (2, 0), {0: (0, 1), 2: (1, 2)}), "its members are"),
         (Generation(1, (0, 9), {0: (0, 1), 9: (1, 2)}), "its members are"),
+        (Generation(1, (0, 3), {0: (0, 1), 3: (1, 6)}), "not whole pipelines"),
         (Generation(1, (0, 2), {0: (0, 6)}), "not of its members"),
         (Generation(1, (0,), {0: (0, 7)}), "not of 6 microbatches"),
-        (Generation(1, (0,), {0: (0, 6)}, extra={0: ((4, 3),)}), "not of 6 microbatches"),
-        (Generation(1, (0,), {0: (0, 6)}, extra={2: ((3, 4),)}), "not of its members"),
+        (Generation(1, (0,), {0: (0, 6)}, held={0: ((4, 3),)}), "not of 6 microbatches"),
+        (Generation(1, (0,), {0: (0, 6)}, held={2: ((3, 4),)}), "not of its members"),
+        (Generation(1, (0,), {0: (0, 6)}, new=(0,)), "no weights yet"),
+        (Generation(1, (0,), {0: (0, 6)}, new=(1,)), "no weights yet"),
     ],
 )
 def test_a_generation_that_no_honest_rank_proposes_is_refused(generation: Generation, fault: str) -> None:
-    assert fault in str(generation.fault((0, 1, 2), 6))
-    assert Generation(1, (0, 2), {0: (0, 6), 2: (6, 6)}).fault((0, 1, 2), 6) is None
+    pipelines = {0: 0, 1: 1, 2: 2, 3: 3, 4: 3}
+    assert fault in str(generation.fault(pipelines, 6))
+    assert Generation(1, (0, 2), {0: (0, 6), 2: (6, 6)}).fault(pipelines, 6) is None
 
 
 def test_a_message_that_is_none_names_its_sender() -> None:

@@ -11,6 +11,12 @@ others apply it, too: it had everybody's vote. A rank that has promised to leave
 it, and commits nothing. With an even number of members a *witness* is one acceptor more: it decides between
 two halves.
 
+Members are whole pipelines: where a stage is lost, its pipeline's other ranks agree on the change, and leave.
+
+**Joining.** A rank that wants to be a member says so to all (``Knock``), and once each has answered, the next
+generation has it. The arbiter begins that change as a step takes effect. A member without weights makes no
+microbatches, and no step takes effect before it has them, for it has a vote.
+
 ``Agreement`` does no I/O and knows no clock. It is told what has come (``handle``), whom this rank has heard
 from (``hear``) and whom it has lost (``lose``); what is to be sent lies in ``outbox``. A rank that ends is
 lost for good: what acceptors know need not survive their processes. Needs the standard library only.
@@ -19,38 +25,37 @@ lost for good: what acceptors know need not survive their processes. Needs the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from skyctl.worker.elastic.microbatch_shares import (
-    Paces,
-    deal,
-    even_shares,
-    hand_out,
-    numbers_in,
-    ranges_of,
-)
+from skyctl.worker.elastic.microbatch_shares import Paces, deal, even_shares, hand_out, numbers_in
 from skyctl.worker.member_messages import (
     Accept,
     Accepted,
     Ballot,
     Chosen,
     Commit,
+    Digests,
     Generation,
+    Heard,
+    Knock,
     MemberMessage,
     Prepare,
     Promise,
+    Ranges,
     Refused,
+    StatePart,
     Trouble,
     Vote,
 )
-from skyctl.worker.rank_order import IndexRange
 
 MOST_EARLY = 1000
 """Messages of later generations that are kept until these are known."""
 WITNESS = -1
 """Stands for the witness among the ranks that messages go to and come from."""
 NO_BALLOT: Ballot = (0, 0)
+BEFORE_ALL = -1
+"""The number of no generation: of a rank that is no member yet."""
 Edge = tuple[int, int]
 
 
@@ -124,8 +129,10 @@ class Agreement:
     Attributes:
         generation: the newest that is known to be chosen.
         committed: the last step whose sum takes effect; one before the first: none has.
-        held: the microbatches of the step after it that this rank makes.
-        shares: by member, its microbatches of the steps after that.
+        is_first: whether this rank's pipeline was the first one when that was agreed on.
+        held: the microbatches of the step after it that this rank's pipeline makes, in that order.
+        shares: by the first rank of each pipeline, its microbatches of the steps after that.
+        is_new: this rank has no weights yet.
         outbox: (rank, message) to be sent, in order.
         drifted: ranks whose sums of a step differ from the arbiter's; then nothing is committed any more.
         is_cut_off: this rank and those that it reaches may not go on, as the others may.
@@ -133,7 +140,8 @@ class Agreement:
 
     Args:
         rank: this one's number.
-        generation: the first one.
+        generation: the first one; None: this rank is none of its members, and wants to join.
+        pipelines: by rank, the first rank of its pipeline; those that join later are pipelines of their own.
         microbatches: of a step.
         own_work: what this rank has of the step it is at.
         has_witness: whether there is one.
@@ -143,20 +151,27 @@ class Agreement:
     def __init__(
         self,
         rank: int,
-        generation: Generation,
+        generation: Generation | None,
         microbatches: int,
         own_work: Callable[[], OwnWork],
         *,
+        pipelines: Mapping[int, int],
         has_witness: bool = False,
         is_dynamic: bool = False,
     ) -> None:
+        self.is_new = self._is_waiting = generation is None
+        generation = generation or Generation(BEFORE_ALL, (rank,), {rank: (0, 0)})
         self.shares = generation.shares
         self._paces = Paces() if is_dynamic else None
         self.rank, self.generation = rank, generation
         self._microbatches, self._own_work, self._has_witness = microbatches, own_work, has_witness
-        self.committed = generation.step - 1
-        self.held = numbers_in([generation.shares[rank]])
-        self._digest: str | None = None
+        self._pipelines = {rank: rank, **pipelines}
+        self._head = self._pipelines[rank]
+        self.committed, self.is_first = generation.step - 1, self._is_first_in(generation)
+        self.held = self._share()
+        self._digests: Digests | None = None
+        self._waiting: dict[int, float | None] = {}
+        self._knocking: set[int] = set()
         self.outbox: deque[tuple[int, MemberMessage]] = deque()
         self.drifted: tuple[int, ...] = ()
         self.is_cut_off = self.is_left_out = False
@@ -183,12 +198,12 @@ class Agreement:
         """The step whose sum is the next to take effect."""
         return self.committed + 1
 
-    def vote(self, digest: str, pace_s: float | None = None) -> None:
-        """This rank has the whole sum of its step; ``pace_s``: as of ``Vote``."""
+    def vote(self, digests: Digests, pace_s: float | None = None) -> None:
+        """This rank has the whole sum of its step; arguments as of ``Vote``."""
         if not self.may_vote:
             return
-        self._digest = digest
-        self._send(self.generation.arbiter, Vote(self.generation.number, self.step, digest, pace_s))
+        self._digests = digests
+        self._send(self.generation.arbiter, Vote(self.generation.number, self.step, digests, pace_s))
 
     def fail(self, number: int) -> None:
         """The sum in generation ``number`` can't end, for a reason other than a rank that is lost."""
@@ -214,6 +229,15 @@ class Agreement:
     def handle(self, sender: int, message: MemberMessage) -> None:
         """Takes in a message; what does not belong to this generation is answered, kept or dropped."""
         if sender in self._lost:
+            return
+        if self._is_waiting:
+            self._wait_for_place(sender, message)
+            if self._is_waiting:
+                return
+        if isinstance(message, Heard | StatePart):
+            return
+        if isinstance(message, Knock):
+            self._let_in(sender, message)
             return
         if isinstance(message, Prepare):
             self._enter(message.base)
@@ -255,6 +279,35 @@ class Agreement:
             self._round = None
             self._consider()
 
+    # --- joining
+
+    def _let_in(self, rank: int, knock: Knock) -> None:
+        if rank in self.generation.members:
+            return
+        self._waiting[rank] = knock.pace_s
+        self._pipelines.setdefault(rank, rank)
+        if knock.is_known:
+            self._knocking.add(rank)
+        else:
+            self._send(rank, Heard())
+
+    def _wait_for_place(self, sender: int, message: MemberMessage) -> None:
+        """As a rank that wants to join: looks for a generation that it is in."""
+        told = [message.base if isinstance(message, Prepare) else None]
+        told.append(message.generation if isinstance(message, Chosen) else None)
+        found = [generation for generation in told if generation and self.rank in generation.members]
+        if found:
+            self._is_waiting = False
+            self._enter(found[0])
+        elif not isinstance(message, Chosen | Heard | Knock | StatePart) and len(self._early) < MOST_EARLY:
+            self._early.append((sender, message))
+
+    def admit(self) -> None:
+        """As the arbiter, as a step takes effect: those that have knocked are to be members."""
+        knocking, self._knocking = self._knocking - self._lost, set()
+        if knocking and self.rank == self.generation.arbiter:
+            self._worry(())
+
     # --- votes
 
     def _count(self, sender: int, vote: Vote) -> None:
@@ -266,26 +319,29 @@ class Agreement:
         votes = [self._votes.get(member) for member in members]
         if any(other is None or other.step != vote.step for other in votes):
             return
-        own = self._votes[self.rank]
-        self.drifted = tuple(rank for rank in members if self._votes[rank].digest != own.digest)
+        self.drifted = drifted_in({rank: self._votes[rank].digests for rank in members})
         if not self.drifted:
             shares = None
             if self._paces is not None:
-                told = {rank: self._votes[rank].pace_s for rank in members}
+                told = self._by_pipeline({rank: self._votes[rank].pace_s for rank in members})
                 shares = self._paces.deal_anew(told, self.shares, self._microbatches)
             for member in members:
                 self._send(member, Commit(self.generation.number, vote.step, shares))
 
     def _commit(self, commit: Commit) -> None:
         if commit.step > self.committed:
-            self.committed, self._digest = commit.step, None
+            self.committed, self._digests = commit.step, None
+            self.is_first = self._is_first_in(self.generation)
             self.shares = self.shares if commit.shares is None else commit.shares
-            self.held = numbers_in([self.shares[self.rank]])
+            self.held = self._share()
+            self.admit()
 
     # --- the next generation
 
     def _worry(self, edges: Iterable[Edge]) -> None:
         """The generation must be followed by another; says so to all that don't know all of it."""
+        if self.is_left_out:
+            return
         members = set(self.generation.members)
         new = {edge for edge in edges if members.issuperset(edge)} - self._edges
         if new or not self._in_trouble:
@@ -330,7 +386,10 @@ class Agreement:
             return
         members = len(self.generation.members)
         asks_witness = self._has_witness and 2 * len(live) == members
-        self.is_cut_off = 2 * len(live) <= members and not asks_witness
+        is_half = 2 * len(live) <= members and not asks_witness
+        is_settled = self.committed >= self.generation.first_step
+        new = set[int]() if is_settled else set(self.generation.new)
+        self.is_cut_off = is_half or not self._whole(live - new)
         if self.is_cut_off:
             return
         self._begin_round(live, asks_witness=asks_witness)
@@ -355,11 +414,13 @@ class Agreement:
         promise = replace(
             self._acceptor.promise(number, ballot),
             step=self.step,
-            digest=self._digest,
-            held=ranges_of(self.held),
+            digests=self._digests,
+            held=self.held,
             left=work.left,
             pace_s=work.pace_s,
             edges=tuple(sorted(self._edges)),
+            is_new=self.is_new,
+            waiting=tuple(sorted(self._waiting.keys() - self._lost)),
         )
         self._send(sender, promise)
 
@@ -371,12 +432,18 @@ class Agreement:
         attempt.promises[sender] = promise
         if attempt.proposed is None and attempt.promises.keys() == attempt.voters:
             attempt.proposed = self._proposal(attempt)
+            if attempt.proposed is None:
+                self.is_cut_off = True
+                return
             accept = Accept(self.generation.number, attempt.ballot, attempt.proposed)
             for voter in sorted(attempt.voters):
                 self._send(voter, accept)
 
-    def _proposal(self, attempt: _Round) -> Generation:
-        """What was accepted already, by the highest ballot; else what follows from the promises."""
+    def _proposal(self, attempt: _Round) -> Generation | None:
+        """What was accepted already, by the highest ballot; else what follows from the promises.
+
+        None: nobody who has weights is left.
+        """
         accepted = [
             (promise.accepted_ballot, promise.accepted)
             for promise in attempt.promises.values()
@@ -385,7 +452,17 @@ class Agreement:
         if accepted:
             return max(accepted, key=lambda pair: pair[0])[1]
         promises = {rank: p for rank, p in attempt.promises.items() if rank != WITNESS}
-        return next_generation(self.generation.number + 1, promises, self._microbatches)
+        whole = {rank: promises[rank] for rank in self._whole(promises)}
+        if all(promise.is_new for promise in whole.values()):
+            return None
+        joining = set(self._waiting).intersection(*(promise.waiting for promise in promises.values()))
+        return next_generation(
+            self.generation.number + 1,
+            whole,
+            self._microbatches,
+            self._pipelines,
+            {rank: self._waiting[rank] for rank in joining},
+        )
 
     def _take_accepted(self, sender: int, accepted: Accepted) -> None:
         attempt = self._round
@@ -394,7 +471,7 @@ class Agreement:
         attempt.accepted.add(sender)
         if attempt.accepted >= attempt.voters:
             chosen = Chosen(attempt.proposed)
-            for member in sorted(attempt.live - {self.rank}):
+            for member in sorted((attempt.live | set(attempt.proposed.members)) - {self.rank}):
                 self._send(member, chosen)
             self._enter(attempt.proposed)
 
@@ -402,62 +479,118 @@ class Agreement:
         """A generation is chosen: this rank takes its place in it, or learns that it is left out."""
         if generation.number <= self.generation.number:
             return
-        left_out = set(self.generation.members) - set(generation.members) - self._lost
-        self.generation = generation
+        before, self.generation = self.generation, generation
         self._round, self._asked, self._votes = None, None, {}
         self._edges, self._unsettled, self._in_trouble, self.is_cut_off = set(), set(), False, False
+        for rank in generation.members:
+            self._waiting.pop(rank, None)
+            self._knocking.discard(rank)
+            self._pipelines.setdefault(rank, rank)
         if self.rank not in generation.members:
             self.is_left_out = True
             return
-        for rank in sorted(left_out):
+        for rank in sorted(set(before.members) - set(generation.members) - self._lost):
             self._send(rank, Chosen(generation))
-        self._digest, self.shares = None, generation.shares
+        self._digests, self.shares = None, generation.shares
         if generation.is_applied:
-            self.committed = generation.step
-            self.held = numbers_in([self.shares[self.rank]])
+            self.committed, self.is_first = generation.step, self._is_first_in(generation)
+            self.held = self._share()
         else:
-            if self.committed < generation.step - 1:  # whoever was not at that step yet is given all of it
-                self.committed, self.held = generation.step - 1, set()
-            self.held |= numbers_in(generation.extra.get(self.rank, ()))
+            if self.committed < generation.step - 1:
+                self.committed, self.is_first = generation.step - 1, self._is_first_in(before)
+            self.held = generation.held.get(self._head, ())
         early, self._early = self._early, []
         for sender, message in early:
             self.handle(sender, message)
         if gone := [rank for rank in self.generation.members if rank in self._lost]:
             self._worry([_edge(self.rank, rank) for rank in gone])
 
+    # --- pipelines
+
+    def _is_first_in(self, generation: Generation) -> bool:
+        return self._pipelines.get(generation.arbiter) == self._head
+
+    def _share(self) -> Ranges:
+        first, stop = self.shares[self._head]
+        return ((first, stop),) if first < stop else ()
+
+    def _whole(self, ranks: Collection[int]) -> list[int]:
+        """Those of the ranks whose pipelines are there in full."""
+        torn = {head for rank, head in self._pipelines.items() if rank not in ranks}
+        return sorted(rank for rank in ranks if self._pipelines[rank] not in torn)
+
+    def _by_pipeline(self, told: Mapping[int, float | None]) -> dict[int, float | None]:
+        """By first rank, the pace of each pipeline: of its slowest stage; None: not all of them know it."""
+        paces: dict[int, float | None] = {}
+        for rank, pace_s in told.items():
+            head = self._pipelines[rank]
+            so_far = paces.get(head, 0.0)
+            paces[head] = None if so_far is None or pace_s is None else max(so_far, pace_s)
+        return paces
+
     def _send(self, rank: int, message: MemberMessage) -> None:
         """A message to itself is taken in at once, behind what is being taken in."""
         self.outbox.append((rank, message))
 
 
-def next_generation(number: int, promises: dict[int, Promise], microbatches: int) -> Generation:
-    """The generation of those that have promised, with what each has said of itself.
+def next_generation(
+    number: int,
+    promises: Mapping[int, Promise],
+    microbatches: int,
+    pipelines: Mapping[int, int],
+    joining: Mapping[int, float | None],
+) -> Generation:
+    """The generation of those that have promised, with what each has said of itself, and of those that join.
 
-    Those who have left made some of the step's microbatches, and those who are not at it yet have none; where
-    its sum is to be made again, these go to whoever has least left to do.
+    Pipelines that have left made some of the step's microbatches, and those that are not at it yet have none;
+    where its sum is to be made again, these go to whichever pipeline has least left to do.
 
     Args:
         number: the generation's.
-        promises: by rank; none of a witness.
+        promises: by rank, of whole pipelines; none of a witness.
         microbatches: of a step.
+        pipelines: by rank, the first rank of its pipeline.
+        joining: by rank that joins, the seconds that it is to take for a microbatch; None: not known.
     """
-    members = tuple(sorted(promises))
-    step = max(_step_of(promises[rank]) for rank in members)
-    digests = {p.digest if _step_of(p) == step else None for p in promises.values()}
-    is_applied = len(digests) == 1 and None not in digests
-    known = sorted(p.pace_s for p in promises.values() if p.pace_s is not None)
+    members = tuple(sorted({*promises, *joining}))
+    new = tuple(rank for rank in members if rank in joining or promises[rank].is_new)
+    holders = {rank: promise for rank, promise in promises.items() if not promise.is_new}
+    step = max(_step_of(promise) for promise in holders.values())
+    there = {rank: promise for rank, promise in holders.items() if _step_of(promise) == step}
+    is_applied = len(there) == len(holders) and all(p.digests is not None for p in there.values())
+    is_applied = is_applied and not drifted_in({rank: p.digests or {} for rank, p in there.items()})
+    told: dict[int, list[float]] = {}
+    for rank in members:
+        pace_s = joining[rank] if rank in joining else promises[rank].pace_s
+        told.setdefault(pipelines.get(rank, rank), []).extend([] if pace_s is None else [pace_s])
+    known = sorted(max(paces) for paces in told.values() if paces)
     usual_s = known[len(known) // 2] if known else 1.0
-    paces = {rank: usual_s if (pace := promises[rank].pace_s) is None else pace for rank in members}
-    extra: dict[int, tuple[IndexRange, ...]] = {}
+    paces = {head: max(some, default=usual_s) for head, some in told.items()}
+    held: dict[int, Ranges] = {}
     if not is_applied:
-        held, busy_s = set[int](), dict[int, float]()
-        for rank, promise in promises.items():
-            if _step_of(promise) == step:
-                held |= numbers_in(promise.held)
-                busy_s[rank] = promise.left * paces[rank]
-        missing = sorted(set(range(microbatches)) - held)
-        extra = hand_out(missing, deal(len(missing), paces, busy_s))
-    return Generation(number, members, even_shares(microbatches, paces), step, is_applied, extra)
+        busy_s: dict[int, float] = {}
+        for rank, promise in there.items():
+            head = pipelines.get(rank, rank)
+            held[head] = promise.held
+            busy_s[head] = max(busy_s.get(head, 0.0), promise.left * paces[head])
+        able = {pipelines.get(rank, rank) for rank in holders}
+        made = numbers_in(one for some in held.values() for one in some)
+        missing = sorted(set(range(microbatches)) - made)
+        counts = deal(len(missing), {head: paces[head] for head in able}, busy_s)
+        for head, extra in hand_out(missing, counts).items():
+            held[head] = (*held.get(head, ()), *extra)
+    return Generation(number, members, even_shares(microbatches, paces), step, is_applied, held, new)
+
+
+def drifted_in(digests: Mapping[int, Digests]) -> tuple[int, ...]:
+    """Ranks whose sum of a group is not the same as the lowest rank's that is in it."""
+    first: dict[int, str] = {}
+    drifted = set()
+    for rank in sorted(digests):
+        for group, digest in digests[rank].items():
+            if first.setdefault(group, digest) != digest:
+                drifted.add(rank)
+    return tuple(sorted(drifted))
 
 
 def _step_of(promise: Promise) -> int:

@@ -1,9 +1,12 @@
 """Steps that survive the ranks that leave in them: the others make their microbatches, and sum again.
 
-Each rank holds all layers. What it computes of a step stays until the step's sum takes effect: copies are
-summed (``KeptGradients``), and a sum that can't end is made again, among those that are left, from what they
-have and from the microbatches of those that are gone. Nothing is rolled back. With ``fixed32`` the sum has
-the bits that it would have had.
+What a rank computes of a step stays until the step's sum takes effect: copies are summed
+(``KeptGradients``), and a sum that can't end is made again, among those that are left, from what they have
+and from the microbatches of those that are gone. Nothing is rolled back. With ``fixed32`` the sum has the
+bits that it would have had.
+
+The stages of a pipeline make the same microbatches in the same order: those that it began the step with, then
+what it was given as another pipeline left. Each such range is a schedule of its own.
 """
 
 from __future__ import annotations
@@ -14,21 +17,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.batches.rank_batches import RankBatches
 from skyctl.worker.batches.sample_batches import Prefetcher
+from skyctl.worker.elastic.agreement import BEFORE_ALL
 from skyctl.worker.elastic.membership import Membership
-from skyctl.worker.elastic.microbatch_shares import ranges_of
+from skyctl.worker.elastic.microbatch_shares import numbers_in
 from skyctl.worker.elastic.route_trees import place_on, routes_among
-from skyctl.worker.member_messages import Generation
+from skyctl.worker.member_messages import Generation, Ranges
 from skyctl.worker.peer import Peer
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
-from skyctl.worker.rank_order import ElasticOrder, IndexRange, SumGroupOrder, WorldOrder
+from skyctl.worker.rank_order import ElasticOrder, IndexRange, SumGroupOrder
 from skyctl.worker.sums.gradient_sync import GradientSync
 from skyctl.worker.updates.stage_update import StageUpdate
 from skyctl.worker.updates.step_report import StepReport
@@ -38,6 +43,7 @@ LOSS = struct.Struct("<d")
 """A rank's part of a step's loss, as it shares it beside the sum: of who is lost then, it is known still."""
 RECONNECT_S = 3600.0
 """For members to come to a sum that is made again; their signs of life say earlier if they don't."""
+NO_SHARE: IndexRange = (0, 0)
 _INTERRUPT_S = 0.05
 _KEPT_PACES = 16
 
@@ -101,10 +107,10 @@ class ElasticBatches:
         self._reader.prefetch()
 
     def change(self, step: int, share: IndexRange) -> None:
-        """From that step on, this share is read; not if it is empty."""
+        """From that step on, this share is read; of an empty one nothing is."""
         if share != self._share and share[0] < share[1]:
             self._reader = Prefetcher(self._batches.reader(step, *share))
-            self._share = share
+        self._share = share
 
     def once(self, step: int, share: IndexRange) -> tuple[Any, Any]:
         """One step's samples of another share."""
@@ -115,11 +121,11 @@ class ElasticSteps(EachStep):
     """Makes steps with the ranks that are there: what updates weights, and what makes the steps.
 
     Args:
-        sync: keeps a rank's own gradients; of one group.
-        peers: by rank, all others.
-        group: that of the order.
+        sync: keeps a rank's own gradients.
+        peers: by rank, all others that it sums with; those that join are added.
+        groups: those of the order.
         order: shares and routes as planned.
-        world: this rank's place.
+        rank: this one's.
         tell: called with each generation that this rank makes sums in.
     """
 
@@ -130,21 +136,24 @@ class ElasticSteps(EachStep):
         members: Membership,
         connections: SumConnections,
         peers: dict[int, Peer],
-        group: SumGroupOrder,
+        groups: Sequence[SumGroupOrder],
         order: ElasticOrder,
-        world: WorldOrder,
+        rank: int,
         tell: Callable[[Generation], None],
     ) -> None:
         super().__init__(update, sync)
         self._sums, self._members, self._connections = sync, members, connections
-        self._peers, self._group, self._order, self._tell = peers, group, order, tell
-        self._rank, self._ranks = world.rank, world.ranks
+        self._peers, self._groups, self._order, self._tell = peers, list(groups), order, tell
+        self._rank = rank
         self._loss = 0.0
         self._step_pace_s: float | None = None
-        self._number = 0
+        self._number = 0 if order.join is None else BEFORE_ALL
+        routes = [route for routes in order.routes.values() for route in routes]
+        self._planned = {end for route in routes for edge in route.up for end in edge}
+        self._places: list[int] = sorted(order.pipelines)
         self._has_begun = False
-        self._made: set[int] = set()
-        self._share = order.shares[world.rank]
+        self._made: Ranges = ()
+        self._share = order.shares[order.pipelines[rank]] if order.join is None else NO_SHARE
         self._paces: deque[float] = deque(maxlen=_KEPT_PACES)
 
     def attach(self, executor: Executor, batches: RankBatches, seeder: LayerSeeder) -> None:
@@ -165,19 +174,37 @@ class ElasticSteps(EachStep):
         while_waiting: Callable[[], None],
     ) -> StepReport:
         """As of ``training_loop.StepMaker``."""
-        held = ranges_of(self._members.held)
-        share = held[0] if held else (0, 0)
+        self._made = self._members.held[:1]
+        share = self._made[0] if self._made else NO_SHARE
         self._take(share)
         self._batches.change(step, share)
-        self._made = set(range(*share))
-        self._members.left = len(self._made)
-        report = self._executor.step(
-            step, next_batch, stop_requested=stop_requested, while_waiting=while_waiting
-        )
-        report.loss = self._loss
+        self._members.begin_step(step)
+        self._members.left = share[1] - share[0]
+        try:
+            report = self._executor.step(
+                step, next_batch, stop_requested=stop_requested, while_waiting=while_waiting
+            )
+        except PeerProtocolError:
+            raise
+        except PeerLostError as exc:
+            self._end_with_pipeline(exc)
+        if self._executor.is_last:
+            report.loss = self._loss
         self._seeder.first_microbatch = 0  # a validation has microbatches of its own
-        report.samples = sum(self._rank_batches.all_sizes[number] for number in self._made)
+        report.samples = sum(self._rank_batches.all_sizes[number] for number in numbers_in(self._made))
         return report
+
+    def _end_with_pipeline(self, lost: PeerLostError) -> NoReturn:
+        """Another stage is lost: the others go on without this pipeline, once they have agreed on it.
+
+        Raises:
+            RunError: says so.
+        """
+        number = self._members.generation.number
+        if lost.peer_rank is not None:
+            self._members.lose(lost.peer_rank)
+        self._members.wait_change(number)
+        raise lost
 
     def start_step(self, step: int, report: StepReport) -> None:
         """The step's first forward is next; what ranks share for its sums now is remembered."""
@@ -222,7 +249,8 @@ class ElasticSteps(EachStep):
                     report.repeats += 1
                     self._begin_again()
                     continue
-                if self._members.vote(self._number, step, self._sums.digest(), self._step_pace_s):
+                digests = zip([group.number for group in self._groups], self._sums.digests(), strict=True)
+                if self._members.vote(self._number, step, dict(digests), self._step_pace_s):
                     break
         report.is_last = sync_report.is_last
         self._loss = sum(part for (part,) in LOSS.iter_unpack(sync_report.shared))
@@ -237,40 +265,46 @@ class ElasticSteps(EachStep):
 
     # --- microbatches
 
+    def _samples(self, step: int, share: IndexRange) -> tuple[Any, Any]:
+        """Inputs and targets, on a pipeline's ends."""
+        executor = self._executor
+        if executor.stage_io.inputs is not None and not executor.is_last:
+            return None, None
+        return self._batches.once(step, share)
+
     def _take(self, share: IndexRange) -> None:
         self._executor.take_share(self._rank_batches.all_sizes[slice(*share)])
         self._seeder.first_microbatch = share[0]
 
     def _own_loss(self) -> bytes:
-        places = [bytes(LOSS.size)] * self._ranks
-        places[self._rank] = LOSS.pack(self._executor.loss)
-        return b"".join(places)
+        own = LOSS.pack(self._executor.loss)
+        return b"".join(own if rank == self._rank else bytes(LOSS.size) for rank in self._places)
 
     def _begin_again(self) -> None:
         """Drops what was made of the step."""
         self._sums.start_step()
         self._executor.drop_losses()
-        self._made = set()
+        self._made = ()
 
     def _make_missing(self, step: int, report: StepReport) -> None:
         """Makes the microbatches that are this rank's now, and were not when it began the step."""
         held = self._members.held
-        if not self._made <= held:
+        if held[: len(self._made)] != self._made:
             self._begin_again()
-        missing = ranges_of(held - self._made)
+        missing = held[len(self._made) :]
         if missing:
             self._sums.end_microbatch()  # the last one's gradients are rounded by themselves, too
         for share in missing:
             self._members.left = share[1] - share[0]
             self._take(share)
-            self._executor.add_microbatches(step, self._batches.once(step, share), report)
-            self._made |= set(range(*share))
+            self._executor.add_microbatches(step, self._samples(step, share), report)
+            self._made = (*self._made, share)
         self._members.left = 0
 
     def _note_pace(self, report: StepReport) -> None:
         self._step_pace_s = None
-        if self._made:
-            self._step_pace_s = (report.forward_s + report.backward_s) / len(self._made)
+        if made := len(numbers_in(self._made)):
+            self._step_pace_s = (report.forward_s + report.backward_s) / made
             self._paces.append(self._step_pace_s)
             self._members.pace_s = median(self._paces)
 
@@ -298,19 +332,16 @@ class ElasticSteps(EachStep):
             self._members.wait_change(generation.number)
             return False
         self._number = generation.number
-        self._sums.reroute(self._group_among(generation), self._peers)
+        self._places = list(generation.members)
+        groups = [self._among(group, generation) for group in self._groups]
+        self._sums.reroute(groups, self._peers, LOSS.size * len(self._places))
         self._tell(generation)
         return True
 
-    def _group_among(self, generation: Generation) -> SumGroupOrder:
-        routes = routes_among(self._order.routes, generation.members)
-        return SumGroupOrder(
-            number=self._group.number,
-            first_tag=self._group.first_tag,
-            routes=tuple(place_on(route, self._rank) for route in routes),
-            start=self._group.start,
-            stop=self._group.stop,
-        )
+    def _among(self, group: SumGroupOrder, generation: Generation) -> SumGroupOrder:
+        joined = [rank for rank in generation.members if rank not in self._planned]
+        routes = routes_among(self._order.routes[group.number], generation.members, joined)
+        return replace(group, routes=tuple(place_on(route, self._rank) for route in routes))
 
 
 def interrupt_in_thread(connections: SumConnections) -> Callable[[int], None]:

@@ -22,7 +22,7 @@ import torch
 from skyctl.agent.message_fields import FieldError, read_fields, write_fields
 from skyctl.errors import RunError
 from skyctl.transport.work import Work
-from skyctl.worker.member_messages import MEMBER_MESSAGES, MemberMessage
+from skyctl.worker.member_messages import MEMBER_MESSAGES, MemberMessage, StatePart
 from skyctl.worker.peer import Peer
 
 BEAT_S = 0.1
@@ -33,10 +33,10 @@ KEPT_GAPS = 64
 LEAST_GAPS = 8
 """Before so many gaps were seen nothing is known to be unusual."""
 MOST_BYTES = 1 << 20
-"""Of a message."""
+"""Of a message, and of the bytes that may follow it."""
 _WAITING_BEATS = 2
 """So many signs of life wait for a line at most; further ones would say nothing new."""
-_SIZE_TAG, _TEXT_TAG = 16, 17
+_SIZE_TAG, _TEXT_TAG, _DATA_TAG = 16, 17, 18
 _KINDS = {cls.kind: cls for cls in MEMBER_MESSAGES}
 
 
@@ -78,7 +78,8 @@ class MemberLines:
 
     Args:
         peers: by rank, over connections that carry nothing else.
-        received: called with each message and its sender, in a thread of the line's; None: a sign of life.
+        received: called with each message and its sender, in a thread of the line's; None: a sign of life. A
+            ``StatePart`` has its bytes with it.
         lost: called once with each rank whose line is lost, in some thread.
         step_s: gives a step's usual time in seconds; None: not known yet.
     """
@@ -86,7 +87,7 @@ class MemberLines:
     def __init__(
         self,
         peers: Mapping[int, Peer],
-        received: Callable[[int, MemberMessage | None], None],
+        received: Callable[[int, MemberMessage | None, bytes], None],
         lost: Callable[[int], None],
         step_s: Callable[[], float | None],
     ) -> None:
@@ -96,19 +97,39 @@ class MemberLines:
         self._locks = {rank: threading.Lock() for rank in peers}
         self._beats: dict[int, deque[Work]] = {rank: deque() for rank in peers}
         self._is_closed = threading.Event()
+        self._changing = threading.Lock()
 
     def start(self) -> None:
         """Begins to listen, and to give signs of life."""
-        now = time.monotonic()
-        self._arrivals = {rank: Arrivals(now) for rank in self._peers}
-        for rank in self._peers:
-            self._in_thread(partial(self._listen, rank), f"hears rank {rank}")
+        for rank in list(self._peers):
+            self._hear(rank)
         self._in_thread(self._beat, "signs of life")
+
+    def add(self, rank: int, peer: Peer) -> None:
+        """One line more, to a rank that has joined; it is used from now on."""
+        with self._changing:
+            self._locks[rank], self._beats[rank] = threading.Lock(), deque()
+            self._peers[rank] = peer
+        self._hear(rank)
+
+    def _hear(self, rank: int) -> None:
+        self._arrivals[rank] = Arrivals(time.monotonic())
+        self._in_thread(partial(self._listen, rank), f"hears rank {rank}")
 
     def send(self, rank: int, message: MemberMessage) -> None:
         """Starts sending; a line that is lost takes it and drops it."""
-        text = json.dumps({"kind": message.kind} | write_fields(message)).encode()
-        self._put(rank, text)
+        self._put(rank, _text_of(message))
+
+    def send_part(self, rank: int, part: StatePart, data: bytes) -> bool:
+        """Sends a message and its bytes, and waits until they have left; whether they have."""
+        work = self._put(rank, _text_of(part), data)
+        if work is None:
+            return False
+        try:
+            work.wait()
+        except RunError:
+            return False
+        return True
 
     def stop_missing(self) -> None:
         """From now on no line counts as lost, and no signs of life are given."""
@@ -117,9 +138,14 @@ class MemberLines:
     def close(self) -> None:
         """Ends all lines. Idempotent."""
         self._is_closed.set()
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             with suppress(RunError):
                 peer.close()
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The ranks whose lines are lost."""
+        return frozenset(self._lost)
 
     def lose(self, rank: int) -> None:
         """Ends one line: nothing is heard from that rank any more."""
@@ -147,8 +173,12 @@ class MemberLines:
                 text = torch.empty(nbytes, dtype=torch.uint8)
                 if nbytes:
                     peer.recv(text, _TEXT_TAG).wait()
+                message = read_message(peer, bytes(text.tolist())) if nbytes else None
+                data = torch.empty(message.bytes if isinstance(message, StatePart) else 0, dtype=torch.uint8)
+                if data.numel():
+                    peer.recv(data, _DATA_TAG).wait()
                 self._arrivals[rank].note(time.monotonic())
-                self._received(rank, read_message(peer, bytes(text.tolist())) if nbytes else None)
+                self._received(rank, message, data.numpy().tobytes())
         except RunError:
             self.lose(rank)
 
@@ -159,10 +189,9 @@ class MemberLines:
             now = time.monotonic()
             late_s = now - ticked_at - BEAT_S
             ticked_at = now
-            for rank in self._peers:
+            for rank, arrivals in list(self._arrivals.items()):
                 if rank in self._lost:
                     continue
-                arrivals = self._arrivals[rank]
                 if late_s > BEAT_S:
                     arrivals.excuse(late_s)
                 limit_s = arrivals.limit_s(self._step_s())
@@ -171,22 +200,30 @@ class MemberLines:
                 else:
                     self._put(rank, b"")
 
-    def _put(self, rank: int, text: bytes) -> None:
+    def _put(self, rank: int, text: bytes, data: bytes = b"") -> Work | None:
+        """Starts sending; returns what ends last, or None where nothing is sent."""
         if rank in self._lost or self._is_closed.is_set():
-            return
+            return None
         peer, waiting = self._peers[rank], self._beats[rank]
         with self._locks[rank]:
             while waiting and _is_done(waiting[0]):
                 waiting.popleft()
             if not text and len(waiting) >= _WAITING_BEATS:
-                return
+                return None
             try:
                 work = peer.send(torch.tensor([len(text)], dtype=torch.int64), _SIZE_TAG)
                 if text:
                     work = peer.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), _TEXT_TAG)
+                if data:
+                    work = peer.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), _DATA_TAG)
             except RunError:
-                return  # whoever listens finds it lost
+                return None  # whoever listens finds it lost
             waiting.append(work)
+            return work
+
+
+def _text_of(message: MemberMessage) -> bytes:
+    return json.dumps({"kind": message.kind} | write_fields(message)).encode()
 
 
 def read_message(peer: Peer, text: bytes) -> MemberMessage:

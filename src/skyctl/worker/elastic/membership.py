@@ -14,17 +14,24 @@ from statistics import median
 
 from skyctl.errors import RunError
 from skyctl.transport.transfer_errors import PeerProtocolError
-from skyctl.worker.elastic.agreement import WITNESS, Agreement, OwnWork
+from skyctl.worker.elastic.agreement import BEFORE_ALL, WITNESS, Agreement, OwnWork
 from skyctl.worker.elastic.member_lines import MemberLines
 from skyctl.worker.member_messages import (
     Commit,
+    Digests,
     Generation,
+    Heard,
+    Knock,
     MemberMessage,
+    Ranges,
+    StatePart,
     generations_in,
     shares_fault,
 )
 from skyctl.worker.peer import Peer
 
+_KNOCK_S = 0.5
+"""From one time that a rank asks to be let in to the next."""
 _KEPT_STEPS = 32
 _LEAST_STEPS = 3
 """Before so many steps were made it is not known how long one takes."""
@@ -35,14 +42,17 @@ class Membership:
 
     Args:
         rank: this one's.
-        first: the first generation.
+        first: the first generation; None: this rank wants to join.
         microbatches: of a step.
-        peers: by rank, the lines to all others of that generation.
+        peers: by rank, the lines to all others of that generation; of one that joins, to all members.
+        pipelines: by rank, the first rank of its pipeline.
         ask_witness: sends a message to the witness; None: there is none.
         on_change: called with a generation's number once its sums can't take effect any more: what waits
-            for them is to end. It must return at once.
-        least: fewer members than these do not go on.
-        is_dynamic: shares follow the members' paces.
+            for them is to end. It must return at once, and so must ``on_new``.
+        on_new: called with a generation that has new members, where this rank is to give them weights.
+        least: fewer pipelines than these do not go on.
+        is_dynamic: shares follow the pipelines' paces.
+        on_part: called with each part of a state that comes, and its bytes; may raise PeerProtocolError.
 
     Attributes:
         left: how many of the step's own microbatches this rank has still to make.
@@ -52,18 +62,22 @@ class Membership:
     def __init__(
         self,
         rank: int,
-        first: Generation,
+        first: Generation | None,
         microbatches: int,
         peers: Mapping[int, Peer],
         *,
+        pipelines: Mapping[int, int],
         ask_witness: Callable[[MemberMessage], None] | None,
         on_change: Callable[[int], None],
         least: int = 1,
         is_dynamic: bool = False,
+        on_part: Callable[[int, StatePart, bytes], None] = lambda _rank, _part, _data: None,
+        on_new: Callable[[Generation], None] = lambda _generation: None,
     ) -> None:
+        self._on_new, self._newest = on_new, BEFORE_ALL
         self._rank, self._ask_witness, self._on_change = rank, ask_witness, on_change
-        self.left, self._least = 0, least
-        self._ranks, self._microbatches = first.members, microbatches
+        self.left, self._least, self._on_part = 0, least, on_part
+        self._pipelines, self._microbatches = dict(pipelines), microbatches
         self.pace_s: float | None = None
         self._changed = threading.Condition(threading.RLock())
         self._agreement = Agreement(
@@ -71,12 +85,15 @@ class Membership:
             first,
             microbatches,
             self._own_work,
+            pipelines=pipelines,
             has_witness=ask_witness is not None,
             is_dynamic=is_dynamic,
         )
         self._step_times: deque[float] = deque(maxlen=_KEPT_STEPS)
         self._stepped_at: float | None = None
-        self._interrupted = -1
+        self._begun = -1
+        self._interrupted = BEFORE_ALL
+        self._missing: set[int] = set()
         self._lines = MemberLines(peers, self._receive, self._lose, self._usual_step_s)
 
     def start(self) -> None:
@@ -98,22 +115,87 @@ class Membership:
             return self._agreement.generation
 
     @property
-    def held(self) -> frozenset[int]:
-        """The microbatches that this rank makes of the step whose sum is the next to take effect."""
+    def held(self) -> Ranges:
+        """The microbatches that this rank's pipeline makes, in that order, of the next step to take effect."""
         with self._changed:
-            return frozenset(self._agreement.held)
+            return self._agreement.held
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank's pipeline was the first one when the last step took effect."""
+        with self._changed:
+            return self._agreement.is_first
+
+    # --- joining
+
+    def admit(self, rank: int, peer: Peer) -> None:
+        """A rank that wants to join has connected."""
+        with self._changed:
+            self._pipelines.setdefault(rank, rank)
+        self._lines.add(rank, peer)
+
+    def join(self, pace_s: float | None, limit_s: float) -> Generation:
+        """Waits until this rank is a member; returns the generation.
+
+        Args:
+            pace_s: seconds that it is expected to take for a microbatch; None: as others do.
+
+        Raises:
+            RunError: the members did not let it in within ``limit_s``.
+        """
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            self._missing = set(self._pipelines) - {self._rank}
+            while self._agreement.generation.number == BEFORE_ALL:
+                missing = self._missing - self._lines.lost
+                for rank in self._pipelines.keys() - {self._rank}:
+                    self._lines.send(rank, Knock(pace_s, is_known=not missing))
+                self._changed.wait(_KNOCK_S)
+                if time.monotonic() > deadline:
+                    raise RunError(f"the members did not let rank {self._rank} in within {limit_s:.0f} s")
+            self._check()
+            return self._agreement.generation
+
+    def look(self, limit_s: float) -> Generation:
+        """The newest generation, once something has come, or ``limit_s`` is over. Raises as ``vote``."""
+        with self._changed:
+            self._changed.wait(limit_s)
+            self._check()
+            return self._agreement.generation
+
+    def has_state(self) -> None:
+        """This rank has been given all weights of its generation's first step."""
+        with self._changed:
+            self._agreement.is_new = False
+
+    def begin_step(self, step: int) -> None:
+        """All steps before that one are applied."""
+        with self._changed:
+            self._begun = step
+            self._changed.notify_all()
+
+    def wait_begun(self, generation: Generation) -> bool:
+        """Waits until this rank is at the first step of the generation; False: there is a newer one."""
+        with self._changed:
+            while self.generation.number == generation.number and self._begun < generation.first_step:
+                self._changed.wait()
+            return self.generation.number == generation.number
+
+    def send_part(self, rank: int, part: StatePart, data: bytes) -> bool:
+        """Gives a new member a part of its state; whether it has left."""
+        return self._lines.send_part(rank, part, data)
 
     def is_current(self, number: int) -> bool:
         """Whether a sum of that generation can still take effect."""
         with self._changed:
             return number == self._agreement.generation.number and self._agreement.may_vote
 
-    def vote(self, number: int, step: int, digest: str, pace_s: float | None = None) -> bool:
+    def vote(self, number: int, step: int, digests: Digests, pace_s: float | None = None) -> bool:
         """This rank has the whole sum of a step: waits until it takes effect, or is to be made again.
 
         Args:
             number: of the generation in which it was summed.
-            digest: of the sum's bytes, 32 hexadecimal digits.
+            digests: by group, of the sum's bytes.
             pace_s: seconds that this rank took for a microbatch of the step; None: it made none.
 
         Returns:
@@ -125,7 +207,7 @@ class Membership:
         agreement = self._agreement
         with self._changed:
             if number == agreement.generation.number and agreement.committed < step:
-                agreement.vote(digest, pace_s)
+                agreement.vote(digests, pace_s)
                 self._flush()
             while agreement.committed < step and number == agreement.generation.number:
                 self._check()
@@ -146,6 +228,7 @@ class Membership:
             RunError: as ``vote``.
         """
         with self._changed:
+            self._check()
             self._agreement.fail(number)
             self._flush()
             while number == self._agreement.generation.number:
@@ -163,17 +246,22 @@ class Membership:
 
     # --- what comes
 
-    def _receive(self, rank: int, message: MemberMessage | None) -> None:
+    def _receive(self, rank: int, message: MemberMessage | None, data: bytes = b"") -> None:
+        if isinstance(message, StatePart):
+            self._on_part(rank, message, data)
         for generation in () if message is None else generations_in(message):
-            if (fault := generation.fault(self._ranks, self._microbatches)) is not None:
+            if (fault := generation.fault(self._pipelines, self._microbatches)) is not None:
                 raise PeerProtocolError(f"rank {rank} proposes a generation, but {fault}", peer_rank=rank)
         if isinstance(message, Commit) and message.shares is not None:
             fault = shares_fault(message.shares.values(), self._microbatches)
-            if fault is not None or not message.shares.keys() >= set(self.generation.members):
+            heads = {self._pipelines[member] for member in self.generation.members}
+            if fault is not None or not message.shares.keys() >= heads:
                 raise PeerProtocolError(f"rank {rank} deals shares that are none", peer_rank=rank)
         with self._changed:
             if rank != WITNESS:
                 self._agreement.hear(rank)
+            if isinstance(message, Heard):
+                self._missing.discard(rank)
             if message is not None:
                 self._agreement.handle(rank, message)
             self._flush()
@@ -199,6 +287,11 @@ class Membership:
         if given_up > self._interrupted:
             self._interrupted = given_up
             self._on_change(given_up)
+        generation = agreement.generation
+        if generation.number > self._newest:
+            self._newest = generation.number
+            if generation.new and self._rank in generation.holders:
+                self._on_new(generation)
         self._changed.notify_all()
 
     def _check(self) -> None:
@@ -211,11 +304,14 @@ class Membership:
                 peer_rank=agreement.drifted[0],
             )
         if agreement.is_left_out:
-            raise RunError(f"the others go on without rank {self._rank}: they did not hear it in time")
-        if len(agreement.generation.members) < self._least:
+            stages = sum(head == self._pipelines[self._rank] for head in self._pipelines.values())
+            why = "they did not hear it in time" if stages == 1 else "not all of its pipeline is left"
+            raise RunError(f"the others go on without rank {self._rank}: {why}")
+        pipelines = {self._pipelines.get(member, member) for member in agreement.generation.members}
+        if len(pipelines) < self._least:
             raise RunError(
-                f"{len(agreement.generation.members)} of the ranks that hold all layers are left, and "
-                f"{self._least} are asked for (--min-pipelines)"
+                f"{len(pipelines)} of the pipelines that hold all layers are left, and {self._least} are "
+                "asked for (--min-pipelines)"
             )
         if agreement.is_cut_off:
             raise RunError(

@@ -9,14 +9,23 @@ from skyctl.worker.rank_order import RoutePlace, RouteTree
 Edge = tuple[int, int]
 
 
-def routes_among(routes: Sequence[RouteTree], members: Collection[int]) -> list[RouteTree]:
-    """The routes, over these ranks alone; each keeps its share."""
+def routes_among(
+    routes: Sequence[RouteTree], members: Collection[int], joined: Collection[int] = ()
+) -> list[RouteTree]:
+    """The routes, over these ranks alone; each keeps its share.
+
+    Args:
+        joined: members that were on no route: they exchange with its root.
+    """
     left = []
     for route in routes:
         lost = {route.root, *(end for edge in route.up for end in edge)} - set(members)
         for rank in sorted(lost):
             route = _without(route, rank)  # noqa: PLW2901 — one after another
-        left.append(route)
+        root, *others = sorted(joined) if route.root in lost else (route.root, *sorted(joined))
+        up = (*route.up, *((rank, root) for rank in others))
+        down = (*route.down, *((root, rank) for rank in others))
+        left.append(RouteTree(route.share, root, up, down))
     return left
 
 

@@ -70,7 +70,7 @@ class Executor:
     def take_share(self, microbatch_sizes: Sequence[int]) -> None:
         """From now on steps are of other microbatches, of so many samples each; none where it is empty.
 
-        Only of a pipeline of one stage: nothing is agreed with others.
+        All stages of a pipeline take the same.
         """
         self.microbatch_sizes = microbatch_sizes
         if not microbatch_sizes:
@@ -135,6 +135,8 @@ class Executor:
         Args:
             batch: inputs and targets of their samples.
         """
+        for receiver in self.stage_io.receivers:
+            receiver.begin(step, len(self.microbatch_sizes))
         self._run_microbatches(step, batch, report, lambda: False, is_more=True)
 
     def average_figures(self, step: int) -> None:

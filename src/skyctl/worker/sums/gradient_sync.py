@@ -22,6 +22,7 @@ know it before any of them uses the sum, and make the step again from the same b
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -261,20 +262,32 @@ class GradientSync:
         reverted = [kept.revert() for kept in self._kept]  # every one of them
         return any(reverted)
 
-    def reroute(self, group: SumGroupOrder, peers: Mapping[int, Peer]) -> None:
-        """From now on the only group sums over other routes, with what ranks had of their own.
+    def reroute(self, groups: Sequence[SumGroupOrder], peers: Mapping[int, Peer], shared_bytes: int) -> None:
+        """From now on groups sum over other routes, with what ranks had of their own.
 
         Args:
-            group: as in an order.
-            peers: the new connections to every rank on its routes, by rank.
+            groups: as in an order.
+            peers: the new connections to every rank on their routes, by rank.
+            shared_bytes: how many bytes replicas share beside each sum now.
         """
-        [only] = self._groups
-        only.reroute(RouteSum.from_order(group, peers))
+        for group, order in zip(self._groups, groups, strict=True):
+            group.reroute(RouteSum.from_order(order, peers), shared_bytes)
 
-    def digest(self) -> str:
-        """Of the sum's bytes, 32 hexadecimal digits; after ``finish``, where sums are of copies."""
-        [kept] = self._kept
-        return kept.digest()
+    def digests(self) -> list[str]:
+        """By group, of its sum's bytes, 32 hexadecimal digits; after ``finish``, where sums are of copies."""
+        return [kept.digest() for kept in self._kept]
+
+    def shared_state(self) -> bytes:
+        """What ranks shared for their sums as the step began, beside weights: for one that joins."""
+        return json.dumps([kept.shared_state() for kept in self._kept]).encode()
+
+    def take_shared_state(self, told: bytes) -> None:
+        """Takes over what other ranks share, before the first step. Raises ValueError where it is none."""
+        states = json.loads(told)
+        if not isinstance(states, list) or len(states) != len(self._kept):
+            raise ValueError("it is not of as many groups")
+        for kept, state in zip(self._kept, states, strict=True):
+            kept.take_shared_state(state)
 
     def apply(self) -> None:
         """Puts sums of copies where optimizers look for them."""

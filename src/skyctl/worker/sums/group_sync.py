@@ -77,9 +77,9 @@ class GroupSync:
         self.sums.close()
         self.sums.join()
 
-    def reroute(self, sums: RouteSum) -> None:
-        """From now on sums go over other routes."""
-        self.sums = sums
+    def reroute(self, sums: RouteSum, shared_bytes: int) -> None:
+        """From now on sums go over other routes, and ranks share so many bytes beside each."""
+        self.sums, self._shared_bytes = sums, shared_bytes
         self._cut_for_routes()
 
     def _cut_for_routes(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from skyctl.errors import RunError
 
@@ -83,6 +84,34 @@ class SharedExponents:
             if _is_number(code):
                 seen.append(code)
         self.exponents = [self._fitting(max(seen, default=ZERO)) for seen in self._seen]
+
+    def state(self, exponents: Sequence[int] | None) -> dict[str, Any]:
+        """What a rank that joins needs to have the same exponents from now on, as JSON values.
+
+        Args:
+            exponents: with which the step under way began.
+        """
+        kept = None if exponents is None else list(exponents)
+        return {"exponents": kept, "seen": [list(seen) for seen in self._seen]}
+
+    def take(self, state: Any) -> None:
+        """Takes over another rank's ``state``. Raises ValueError where it is none."""
+        try:
+            exponents, seen = state["exponents"], [list(codes) for codes in state["seen"]]
+        except (TypeError, KeyError) as exc:
+            raise ValueError(f"it lacks {exc}") from exc
+        count = len(self._seen)
+        codes_fit = all(type(code) is int and _is_number(code) for codes in seen for code in codes)
+        if len(seen) != count or not codes_fit:
+            raise ValueError(f"its codes are not of {count} parameters")
+        if exponents is not None and (
+            not isinstance(exponents, list)
+            or len(exponents) != count
+            or any(type(e) is not int or not LEAST_EXPONENT <= e <= _LARGEST_MAGNITUDE for e in exponents)
+        ):
+            raise ValueError(f"its exponents are not of {count} parameters")
+        self.exponents = exponents
+        self._seen = [deque(codes, maxlen=REMEMBERED) for codes in seen]
 
     def _fitting(self, code: int) -> int:
         if code <= ZERO:

@@ -12,6 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,6 +94,15 @@ class SummedGradients(ABC):
             Whether this rank had; then the step's microbatches are to be made again.
         """
         return False
+
+    def shared_state(self) -> Any:
+        """What all ranks shared for their sums as the step began, as JSON values; None: nothing."""
+        return None
+
+    def take_shared_state(self, state: Any) -> None:
+        """Takes over what other ranks share. Raises ValueError where it is none."""
+        if state is not None:
+            raise ValueError("these sums share nothing")
 
     def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
         """What is summed after what was taken, in the same order: flat tensors; most formats have nothing."""
@@ -232,6 +242,14 @@ class KeptGradients(SummedGradients):
         """As of ``SummedGradients``."""
         return self._own.revert()
 
+    def shared_state(self) -> Any:
+        """As of ``SummedGradients``."""
+        return self._own.shared_state()
+
+    def take_shared_state(self, state: Any) -> None:
+        """As of ``SummedGradients``."""
+        self._own.take_shared_state(state)
+
     def finish(self, codes: bytes) -> None:
         """All is summed, and waits for ``apply``."""
         self._codes = codes
@@ -326,6 +344,15 @@ class IntegerGradients(SummedGradients):
         has_widened = self.exponents.exponents != self._marked
         self.exponents.exponents = self._marked
         return has_widened
+
+    def shared_state(self) -> Any:
+        """As of ``SummedGradients``: exponents, and what they follow from."""
+        return self.exponents.state(self._marked)
+
+    def take_shared_state(self, state: Any) -> None:
+        """As of ``SummedGradients``."""
+        self.exponents.take(state)
+        self._marked = self.exponents.exponents
 
     def repeat(self, codes: bytes) -> None:
         """Takes exponents that fit."""
