@@ -29,6 +29,7 @@ from skyctl.schedule.actions import least_in_flight
 from skyctl.worker.elastic.witness import QuorumWitness
 from skyctl.worker.rank_events import WitnessAskedEvent
 from skyctl.worker.rank_order import AnyRankOrder, HelperOrder, RankOrder, SumGroupOrder, SumOrder
+from skyctl.worker.rank_requests import AdmitRequest
 
 if __name__ != "__main__":
     from tests.helpers.orders import beside, rank_order, with_fields
@@ -152,14 +153,12 @@ class Pool:
 
         ``route``: where the next rank is led that is to reach this one at that host and port.
         """
-        outcome = Outcome()
+        outcome = self.outcome = Outcome()
         stored: dict[str, str] = {}
         wanted: list[tuple[int, str]] = []
         for rank, order in enumerate(orders):
-            secrets = {other: f"{sorted((rank, other))}" for other in order.world.hosts}
-            world = replace(order.world, secrets={**secrets, **order.world.secrets})
-            self.processes[rank].send({"payload": write_order(replace(order, world=world))})
-        open_ranks = set(range(len(orders)))
+            self._order(rank, order)
+        open_ranks = self._open = set(range(len(orders)))
         witness = QuorumWitness()
         ready: dict[int, Event] = {}
         while open_ranks:
@@ -184,7 +183,7 @@ class Pool:
                 self.processes[rank].send({"op": "build"})
             elif kind == "ready":
                 ready[rank] = event
-                if len(ready) == len(orders):
+                if len(ready) == len(orders) and rank < len(orders):
                     for order, process in zip(orders, self.processes, strict=False):
                         sums = {"sums": ready[0]["sums"]} if isinstance(order, HelperOrder) else {}
                         process.send({"op": "start", **sums})
@@ -211,6 +210,20 @@ class Pool:
                 self.processes[caller].send({"op": "stored", "key": key, "value": stored[key]})
             on_event(self, rank, event)
         return outcome
+
+    def admit(self, order: RankOrder) -> None:
+        """During a run: the rank of that order joins those in its ``hosts``."""
+        rank = order.world.rank
+        self._open.add(rank)
+        for member in order.world.hosts:
+            asked = AdmitRequest(rank, "127.0.0.1", f"{sorted((rank, member))}")
+            self.processes[member].send(write_request(asked))
+        self._order(rank, order)
+
+    def _order(self, rank: int, order: AnyRankOrder) -> None:
+        secrets = {other: f"{sorted((rank, other))}" for other in order.world.hosts}
+        world = replace(order.world, secrets={**secrets, **order.world.secrets})
+        self.processes[rank].send({"payload": write_order(replace(order, world=world))})
 
     def _next(self, open_ranks: set[int]) -> tuple[int, Event]:
         """The next event that is more than a sign of life; a hang is an error with every rank's traces."""

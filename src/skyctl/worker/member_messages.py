@@ -6,7 +6,7 @@ number of the generation that it belongs to. Needs the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 

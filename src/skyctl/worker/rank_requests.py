@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from skyctl.agent.message_fields import Index, Label, MaxLength
 from skyctl.worker.member_messages import Accepted, Promise, Refused
-from skyctl.worker.rank_order import Secret
 from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
+from skyctl.worker.rank_order import Secret
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,18 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.orders import with_fields
-from tests.worker.sums import RouteEdges, ring, star
+from tests.worker.sums import RouteEdges, places, ring, star
 
 from skyctl.checkpoint.node import safetensors
-from skyctl.worker.rank_order import ElasticOrder, RankOrder, RouteTree
+from skyctl.worker.rank_order import (
+    ElasticOrder,
+    JoinOrder,
+    RankOrder,
+    RoutePlace,
+    RouteTree,
+    SumGroupOrder,
+    SumOrder,
+)
 from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
@@ -31,9 +39,10 @@ def elastic(
     orders: Sequence[RankOrder], routes: Sequence[RouteEdges], *, witness: bool = False, least: int = 1
 ) -> list[RankOrder]:
     """The same orders, for ranks that may leave: all know all routes, and reach each other."""
-    trees = tuple(RouteTree(share, root, tuple(up), tuple(down)) for share, root, up, down in routes)
     shares = {rank: order.microbatch_range for rank, order in enumerate(orders)}
-    elastic_order = ElasticOrder({rank: rank for rank in shares}, shares, {0: trees}, least, witness)
+    elastic_order = ElasticOrder(
+        {rank: rank for rank in shares}, shares, {0: trees_of(routes)}, least, witness
+    )
     return [
         with_fields(
             replace(order, elastic=elastic_order, weights=True),
@@ -41,6 +50,86 @@ def elastic(
         )
         for rank, order in enumerate(orders)
     ]
+
+
+def trees_of(routes: Sequence[RouteEdges]) -> tuple[RouteTree, ...]:
+    return tuple(RouteTree(share, root, tuple(up), tuple(down)) for share, root, up, down in routes)
+
+
+def joining(orders: Sequence[RankOrder], routes: Sequence[RouteEdges], folder: Path) -> RankOrder:
+    """The order of one rank more, which joins those; of them all."""
+    rank = len(orders)
+    members = elastic(orders, routes)
+    first = members[0]
+    assert first.elastic is not None
+    assert first.sync is not None
+    [group] = first.sync.groups
+    nowhere = tuple(RoutePlace(share, (), None, None, ()) for share, *_ in routes)
+    return replace(
+        first,
+        pipeline=rank,
+        microbatch_range=(0, 1),
+        compare_batches=False,
+        sync=replace(first.sync, groups=(replace(group, routes=nowhere),)),
+        elastic=replace(
+            first.elastic,
+            pipelines={number: number for number in range(rank + 1)},
+            join=JoinOrder(folder, 0.01, dict.fromkeys(range(LAYERS), 1 << 20)),
+        ),
+        world=replace(first.world, rank=rank, ranks=rank + 1, hosts=dict.fromkeys(range(rank), "127.0.0.1")),
+    )
+
+
+def pipelines(
+    spec: dict[str, Any], driver: ModuleType, cuts: list[int], shares: Sequence[int], steps: int
+) -> list[RankOrder]:
+    """Pipelines of the same cuts side by side, whose ranks may leave."""
+    stages, count = len(cuts) - 1, len(shares)
+    ranks = range(count * stages)
+    routes = {
+        stage: [
+            (1.0, stage, [(rank, stage) for rank in others], [(stage, rank) for rank in others])
+            for others in [[stage + stages * number for number in range(1, count)]]
+        ]
+        for stage in range(stages)
+    }
+    elastic_order = ElasticOrder(
+        {rank: rank - rank % stages for rank in ranks},
+        {stages * number: (sum(shares[:number]), sum(shares[: number + 1])) for number in range(count)},
+        {stage: trees_of(routes[stage]) for stage in routes},
+    )
+    made = []
+    for number, share in enumerate(shares):
+        first = sum(shares[:number])
+        for stage, order in enumerate(driver.orders(spec, cuts, sum(shares), "1f1b", steps)):
+            rank = stages * number + stage
+            group = SumGroupOrder(
+                stage,
+                4 * stage,
+                tuple(places(routes[stage], rank)),
+                start=cuts[stage],
+                stop=cuts[stage + 1],
+            )
+            made.append(
+                with_fields(
+                    replace(
+                        order,
+                        pipeline=number,
+                        microbatch_range=(first, first + share),
+                        sync=SumOrder("float32", 65536, (group,)),
+                        elastic=elastic_order,
+                        weights=True,
+                    ),
+                    rank=rank,
+                    ranks=len(ranks),
+                    before=rank - 1 if stage else None,
+                    after=rank + 1 if stage + 1 < stages else None,
+                    clock_of=None,
+                    clock_for=[],
+                    hosts={str(peer): "127.0.0.1" for peer in ranks if peer != rank},
+                )
+            )
+    return made
 
 
 class Killer:
@@ -106,6 +195,75 @@ def test_the_others_end_the_step_and_the_run(
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "victim", [pytest.param(0, marks=pytest.mark.matrix), pytest.param(1, marks=pytest.mark.matrix), 3]
+)
+def test_a_pipeline_that_loses_a_stage_leaves_and_the_other_makes_its_microbatches(
+    workload: Workloads, driver: ModuleType, tmp_path: Path, victim: int
+) -> None:
+    spec = workload(batch_size=8)
+    orders = pipelines(spec, driver, [0, 3, LAYERS], [5, 3], 40)
+    pool = driver.Pool(4, tmp_path)
+    pool.stall_s = PATIENCE_S
+    try:
+        undisturbed = pool.run(orders)
+        assert not undisturbed.errors
+        killer = Killer([victim], 5, random.Random(victim).random() * 0.03)
+        done = pool.run(orders, killer)
+    finally:
+        pool.close()
+    left = [2, 3] if victim < 2 else [0, 1]
+    assert sorted(done.results) == left, done.errors
+    for rank in left:
+        assert [event["step"] for event in done.steps[rank]] == list(range(40))
+        expected = weights_of(undisturbed.results[rank])
+        for name, tensor in weights_of(done.results[rank]).items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+    losses = [event["loss"] for event in done.steps[left[1]]]
+    expected_losses = [event["loss"] for event in undisturbed.steps[left[1]]]
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_", ["fixed32", pytest.param("float32", marks=pytest.mark.matrix)])
+def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: Path, format_: str) -> None:
+    """It enters at a step's boundary, makes its share, and goes on as the others leave."""
+    spec, steps = sleeping(tmp_path, batch_size=8), 150
+    routes = ring(3)
+    plain = driver.side_by_side(spec, 2, [3, 2, 3], routes, steps, sync={"format": format_})
+    pool = driver.Pool(4, tmp_path)
+    pool.stall_s = PATIENCE_S
+    asked = []
+
+    def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] != "step" or rank != 1:
+            return
+        if event["step"] == 5:
+            pool.admit(joining(plain, routes, tmp_path / "given"))
+        if pool.outcome.steps.get(3) and not asked:
+            asked.append(event["step"])
+            pool.processes[0].popen.send_signal(signal.SIGKILL)
+
+    try:
+        undisturbed = pool.run(elastic(plain, routes))
+        assert not undisturbed.errors
+        done = pool.run(elastic(plain, routes), watch)
+    finally:
+        pool.close()
+    assert sorted(done.results) == [1, 2, 3], done.errors
+    made = [event["step"] for event in done.steps[3]]
+    assert made == list(range(made[0], steps))
+    assert any(event["samples"] for event in done.steps[3])
+    expected = weights_of(undisturbed.results[0])
+    for rank in (1, 2, 3):
+        for name, tensor in weights_of(done.results[rank]).items():
+            if format_ == "fixed32":
+                assert torch.equal(tensor, expected[name]), (rank, name)
+            else:
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
 SLEEPS = """
 import os, time
 from pathlib import Path
@@ -137,12 +295,17 @@ def data(batch_size, seed):
 """
 
 
+def sleeping(folder: Path, *, batch_size: int) -> dict[str, Any]:
+    """A workload whose first layer takes a while, and longer next to a file ``slow-RANK``."""
+    path = folder / "train.py"
+    path.write_text(SLEEPS)
+    return WorkloadSpec(source=str(path), path=str(path), batch_size=batch_size, seed=3).to_dict()
+
+
 @pytest.mark.slow
 def test_shares_follow_a_rank_that_becomes_slow(driver: ModuleType, tmp_path: Path) -> None:
     """Its samples are a third of what they were within three steps, and the weights are the same."""
-    path = tmp_path / "train.py"
-    path.write_text(SLEEPS)
-    spec = WorkloadSpec(source=str(path), path=str(path), batch_size=24, seed=3).to_dict()
+    spec = sleeping(tmp_path, batch_size=24)
     routes = ring(3)
     plain = driver.side_by_side(spec, 2, [8, 8, 8], routes, 24, sync={"format": "fixed32"})
     orders = [

@@ -116,7 +116,7 @@ class Membership:
 
     @property
     def held(self) -> Ranges:
-        """The microbatches that this rank's pipeline makes, in that order, of the next step to take effect."""
+        """The microbatches that this rank's pipeline makes of the next step to take effect, in that order."""
         with self._changed:
             return self._agreement.held
 
