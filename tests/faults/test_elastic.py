@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ..helpers.hybrid_plans import hybrid_plan
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
 from .test_data_plans import SIZES, TRAIN
@@ -21,6 +23,8 @@ PLANS = {
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
     "delayed": ("--parallel", "data", "--sync-delay", "1", "--assign", "a=1,b=1,c=1,d=1"),
 }
+HYBRID = [([("a/cpu:0", 0, 3), ("b/cpu:0", 3, 7)], 3), ([("c/cpu:0", 0, 5), ("d/cpu:0", 5, 7)], 1)]
+"""(device, start, stop) of each pipeline's stages, and its microbatches."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,8 @@ def nodes(another: Callable[..., Any]) -> Any:
     made.probe_briefly("train.py", *SIZES, "--links", "none")
     for name, form in PLANS.items():
         made.run_inside("plan", "train.py", *SIZES, *form, "-o", f"{name}.json")
+    hybrid = hybrid_plan(json.loads((made.folder / "four.json").read_text()), HYBRID)
+    (made.folder / "hybrid.json").write_text(json.dumps(hybrid))
     return made
 
 
@@ -93,6 +99,21 @@ def test_of_two_one_goes_on_as_the_launcher_is_their_witness(nodes: Any, losses:
     os.kill(run.rank("c"), signal.SIGKILL)
     run.end()
     run.is_as(losses, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["b", *(pytest.param(n, marks=pytest.mark.matrix) for n in "acd")])
+def test_a_pipeline_without_a_stage_leaves_and_the_other_goes_on(nodes: Any, node: str) -> None:
+    """The first one validates, writes checkpoints and has the weights: the other does all that then."""
+    calm = ("--steps", str(STEPS), "--elastic", "--checkpoint-every", "0", "--json")
+    losses = losses_of(nodes.run_inside("launch", "hybrid.json", "--ignore-changes", *calm, code=0))
+    run = launch(nodes, "hybrid", "--ignore-changes").wait_for(13)
+    os.kill(run.rank(node), signal.SIGKILL)
+    err = run.end().stderr
+    run.is_as(losses, 1)
+    assert run.state["checkpoint"] == STEPS
+    assert "is not on other nodes" not in err
+    assert left_of_state(nodes.state) == []
 
 
 @pytest.mark.slow

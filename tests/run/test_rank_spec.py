@@ -15,7 +15,7 @@ from skyctl.checkpoint.node.recovery import RestorePoint, ShardSource
 from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.pipeline import Pipeline, PlacedStage
-from skyctl.records.plan import Certificate, Machine, Plan, Prediction, ReplicaPrediction
+from skyctl.records.plan import Certificate, Machine, Plan, Prediction, ReplicaPrediction, WorkloadRef
 from skyctl.records.problem import Device, Layer, Link, Problem, Tie
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Route, Sync, SyncGroup
@@ -435,7 +435,8 @@ def test_ranks_that_may_leave_know_all_of_them_and_all_routes() -> None:
     plan = make_plan_side_by_side()
     elastic = elastic_order(plan, 1)
     assert elastic.shares == {0: (0, 1), 1: (1, 4)}
-    assert elastic.routes == (RouteTree(1.0, 0, ((1, 0),), ((0, 1),)),)
+    assert elastic.pipelines == {0: 0, 1: 1}
+    assert elastic.routes == {0: (RouteTree(1.0, 0, ((1, 0),), ((0, 1),)),)}
     assert elastic.witness, "of two the launcher decides which goes on"
     addresses = {"a": "192.0.2.1", "b": "192.0.2.9"}
     specs = rank_specs(
@@ -446,12 +447,25 @@ def test_ranks_that_may_leave_know_all_of_them_and_all_routes() -> None:
     assert all(spec.is_elastic for spec in specs)
 
 
+def test_stages_of_pipelines_may_leave_and_each_group_knows_its_routes() -> None:
+    elastic = elastic_order(make_hybrid(star=True), 1)
+    assert elastic.pipelines == {0: 0, 1: 0, 2: 2, 3: 2}
+    assert elastic.shares == {0: (0, 3), 2: (3, 4)}
+    assert {number: [route.root for route in routes] for number, routes in elastic.routes.items()} == {
+        0: [0],
+        1: [2],
+        2: [1],
+    }
+
+
 def test_what_does_not_survive_a_lost_device_says_why() -> None:
     plan = make_plan_side_by_side()
     with pytest.raises(InputError, match="the plan has one pipeline"):
         elastic_order(make_plan("a/cpu:0", "b/cpu:0"), 1)
-    with pytest.raises(InputError, match="cuts its pipelines"):
-        elastic_order(make_hybrid(), 1)
+    uneven = make_hybrid()
+    workload = WorkloadRef(source="t", digest="d", batch_size=9, dtype="float32", seed=0)
+    with pytest.raises(InputError, match="not all of one size"):
+        elastic_order(uneven.model_copy(update={"workload": workload}), 1)
     with pytest.raises(InputError, match="late, stale or made in rounds"):
         elastic_order(changed_problem(plan, rhythm=Rhythm(delay=1)), 1)
     assert plan.sync is not None

@@ -30,10 +30,11 @@ def gather_weights(state: AttemptState, paths: RunPaths, sessions: Mapping[str, 
     from skyctl.checkpoint.node.safetensors import merge, read_header  # torch: too large for who only watches
 
     parts: list[Path] = []
+    first = state.specs[min(state.results)].pipeline  # where ranks may leave, that is not always 0
     try:
         for rank, result in sorted(state.results.items()):
             spec = state.specs[rank]
-            if parts if spec.is_elastic else spec.pipeline != 0:
+            if spec.pipeline != first:
                 continue  # another pipeline's are the same
             if result.weights is None:
                 raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)

@@ -282,7 +282,9 @@ class Attempt:
             if isinstance(item, Tell):
                 self._tasks.send(item.rank, item.request)
             elif isinstance(item, MembersChanged):
-                self._checkpoints.change_writers((self._orders.specs[item.members[0]].node,))
+                members = [self._orders.specs[rank] for rank in item.members]
+                first = [spec.node for spec in members if spec.pipeline == members[0].pipeline]
+                self._checkpoints.change_writers(tuple(first))
             elif isinstance(item, NodesSeen):
                 self._judge_nodes(item.facts)
             elif isinstance(item, StepProgress):

@@ -155,7 +155,9 @@ class AttemptState:
         order = rank.spec.order
         if not isinstance(order, RankOrder) or order.elastic is None or not self.has_started:
             return False
-        left = [other for other in self.ranks if other.failure is None and not other.is_out]
+        pipelines = order.elastic.pipelines
+        torn = {pipelines.get(r.spec.rank) for r in self.ranks if r.failure is not None or r.is_out}
+        left = set(pipelines.values()) - torn
         return rank.is_out or (rank.failure is not None and len(left) >= order.elastic.least)
 
     @property

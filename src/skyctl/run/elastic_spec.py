@@ -24,7 +24,7 @@ def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOr
 
     Args:
         dynamic: shares follow devices' measured paces.
-        least: of devices that hold all layers, with fewer the run does not go on in the same attempt.
+        least: with fewer pipelines the run does not go on in the same attempt.
 
     Raises:
         InfeasibleError: a device has no room for what it keeps.
@@ -33,8 +33,9 @@ def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOr
     fault = _fault(plan)
     if fault is not None:
         raise InputError(
-            f"--elastic: steps survive a lost device if each holds all layers and sums gradients; {fault}",
-            hint="plan it so (--parallel data), or leave --elastic out: it then goes on from its checkpoint",
+            f"--elastic: steps survive a lost device if other pipelines sum with its own; {fault}",
+            hint="plan it so (--parallel data, or hybrid), or leave --elastic out: it then goes on from its "
+            "checkpoint",
         )
     if least > len(plan.pipelines):
         raise InputError(
@@ -81,9 +82,10 @@ def steps_without(plan: Plan) -> dict[str, float]:
 
 def _check_memory(plan: Plan) -> None:
     """Raises InfeasibleError where a device has no room for a second copy of its gradients."""
-    copy_bytes = sum(map(gradient_bytes, plan.problem.layers))
     room = {device.id: device.memory_bytes for device in plan.problem.devices}
+    layers = {stage.device: plan.problem.layers[stage.start : stage.stop] for stage in plan.placed_stages}
     for replica in plan.predicted.replicas:
+        copy_bytes = sum(map(gradient_bytes, layers[replica.device]))
         has, needs = room[replica.device], replica.memory_bytes + copy_bytes
         if has is not None and needs > has:
             raise InfeasibleError(
@@ -103,8 +105,10 @@ def _fault(plan: Plan) -> str | None:
     sync = plan.sync
     if len(plan.pipelines) < 2 or sync is None:
         return "the plan has one pipeline"
-    if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
-        return "the plan cuts its pipelines into stages"
+    batch = 0 if plan.workload is None else plan.workload.batch_size
+    microbatches = sum(pipeline.microbatches for pipeline in plan.pipelines)
+    if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines) and batch % microbatches:
+        return "the plan cuts its pipelines into stages, and its microbatches are not all of one size"
     if plan.helpers:
         return f"the plan has {plan.helpers[0]} only help to sum"
     if not plan.problem.rhythm.is_synchronous or plan.problem.owners is not None:

@@ -359,7 +359,7 @@ class _OrderMaker:
         sync = self._sums[rank]
         sum_peers: Sequence[int] = () if sync is None else sync.peers
         if self.elastic is not None:  # any of them may have to go on with any other
-            sum_peers = [other for other in sorted(self.elastic.shares) if other != rank]
+            sum_peers = [other for other in sorted(self.elastic.pipelines) if other != rank]
         return world_order(
             rank,
             self.nodes,

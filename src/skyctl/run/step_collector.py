@@ -222,12 +222,12 @@ class StepCollector:
     def loss(self, step: int) -> float:
         """The training loss of a step: the sum of the parts that the pipelines' last ranks have told.
 
-        Ranks that may leave all tell the whole loss: one may be lost once its part has counted.
+        Where ranks may leave, each of those tells the whole loss: one may be lost once its part has counted.
         """
         if step < self.oldest:
             return self._old_losses[step - self.first]
-        first, *lasts = self._tellers(step)
-        losses = [self.by_rank[rank][step].loss for rank in ((first,) if self.is_elastic else lasts)]
+        _, *lasts = self._tellers(step)
+        losses = [self.by_rank[rank][step].loss for rank in (lasts[:1] if self.is_elastic else lasts)]
         return sum(float("nan") if loss is None else loss for loss in losses)
 
     def iteration_s(self, step: int) -> float:
