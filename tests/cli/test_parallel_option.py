@@ -35,6 +35,27 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run) -> Run:
 PLAN = ("plan", "--problem", "problem.json", "--parallel", "data")
 
 
+def test_a_plan_says_what_a_step_takes_without_each_node(run: Run) -> None:
+    code, out, err = run(*PLAN)
+    assert code == 0, err
+    assert (
+        "if a node leaves and the others go on: a step takes 24.0 s (2.00×) without n0, 18.0 s (1.50×) "
+        "without n1 or n2; the step in which it leaves takes up to 24.0 s\n"
+    ) in out
+    code, out, err = run(*PLAN, "--json", "-o", "plan.json")
+    document = json.loads(out)
+    assert [step["node"] for step in document["without"]] == ["n0", "n1", "n2"]
+    assert set(document["without"][0]) == {"node", "step_s", "factor", "leaving_step_s"}
+    assert document["without"][1]["factor"] == pytest.approx(18.01 / 12.01)
+    del document["without"]
+    assert document == json.loads(Path("plan.json").read_text())
+    Path("printed.json").write_text(out)
+    assert run("verify", "printed.json")[0] == 0
+    code, out, _ = run("plan", "--problem", "problem.json", "--parallel", "pipeline")
+    assert (code, "if a node leaves" in out) == (0, False)
+    assert "without" not in json.loads(run("plan", "--problem", "problem.json", "--json")[1])
+
+
 def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) -> None:
     code, out, err = run(*PLAN, "-o", "plan.json")
     assert code == 0, err

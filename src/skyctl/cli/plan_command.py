@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,7 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.planning.plan_options import PlanOptions
+    from skyctl.planning.steps_without import StepWithout
     from skyctl.records.plan import Plan
     from skyctl.records.profile import Profile
 
@@ -188,6 +190,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
     from skyctl.cli.show_plan import show_export
     from skyctl.files import write_atomic
     from skyctl.planner.trainer_export import export_plan
+    from skyctl.planning.steps_without import steps_without
 
     search = options.checked()
     with out.progress("plan") as progress:
@@ -207,11 +210,12 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
                 hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
             )
     took_s = time.perf_counter() - began
+    without = steps_without(result)
     exported = None if options.export is None else export_plan(result, options.export)
     if options.output is not None and not options.dry_run:
         write_atomic(options.output, result.to_json(), mode=None)
     if exported is None:
-        _show(out, result, profile, took_s, options.time_limit)
+        _show(out, result, without, profile, took_s, options.time_limit)
     else:
         show_export(out, exported, result)
     if options.plot is not None:
@@ -220,7 +224,17 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
         out.note(f"plan: {options.output}" + (" (not written: --dry-run)" if options.dry_run else ""))
     if workload is not None and exported is None:
         out.note(_next_step(options))
-    out.json(result if exported is None else exported.document())
+    out.json(_document(result, without) if exported is None else exported.document())
+
+
+def _document(plan: Plan, without: Sequence[StepWithout]) -> dict[str, object]:
+    """The plan's file, with what a step takes without each node where that is said."""
+    from skyctl.records.plan import WITHOUT
+
+    document = plan.model_dump(mode="json")
+    if without:
+        document[WITHOUT] = [asdict(step) for step in without]
+    return document
 
 
 def _draw_routes(out: Output, plan: Plan, path: Path) -> None:
@@ -247,11 +261,21 @@ def _next_step(options: PlanCommandOptions) -> str:
     return f"next: skyctl launch {options.format_arguments(words)}"
 
 
-def _show(out: Output, plan: Plan, profile: Profile | None, took_s: float, limit_s: float) -> None:
+def _show(
+    out: Output,
+    plan: Plan,
+    without: Sequence[StepWithout],
+    profile: Profile | None,
+    took_s: float,
+    limit_s: float,
+) -> None:
     """The plan, which took so many seconds, and what would help most; with --json nobody waits for that.
 
-    ``profile``: which it was made from, if any.
+    Args:
+        without: what a step takes without each node.
+        profile: which it was made from, if any.
     """
+    from skyctl.cli.show_pipelines import describe_steps_without
     from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan, show_training_changes
     from skyctl.planner.explanation.advice import advise
     from skyctl.planning.plan_pairs import unlinked_pairs
@@ -259,6 +283,8 @@ def _show(out: Output, plan: Plan, profile: Profile | None, took_s: float, limit
 
     show_plan(out, plan, time_limit_reached=took_s >= TIME_LIMIT_SHARE * limit_s)
     show_link_dtypes(out, plan)
+    if without:
+        out.line(describe_steps_without(without), wrap=True)
     if missing := unlinked_pairs(plan):
         some = ", ".join(f"{source} → {target}" for source, target in missing[:MAX_PAIRS])
         more = f" and {len(missing) - MAX_PAIRS} more" if len(missing) > MAX_PAIRS else ""

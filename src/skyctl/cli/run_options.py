@@ -292,12 +292,13 @@ class LaunchOptions(
         return "skyctl"
 
     def check_elastic(self, out: Output, plan: Plan) -> Plan:
-        """The plan, where steps are to survive a lost device with what the loss of each would cost.
+        """The plan, where steps are to survive a lost device with what a step takes without each node.
 
         Raises:
             InfeasibleError, InputError: its steps do not survive that.
         """
-        from skyctl.cli.show_plan import show_steps_without
+        from skyctl.cli.show_pipelines import describe_steps_without
+        from skyctl.planning.steps_without import steps_without
         from skyctl.run.elastic_spec import elastic_order
 
         if self.elastic:
@@ -307,7 +308,8 @@ class LaunchOptions(
                     hint="leave one of them out",
                 )
             elastic_order(plan, self.min_pipelines)
-            show_steps_without(out, plan)
+            if steps := steps_without(plan):
+                out.note(describe_steps_without(steps))
         return plan
 
     def settled_by_plan(self) -> dict[str, object]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from skyctl.compare.number_format import format_percent, format_ratio, format_seconds
 from skyctl.compare.sync_summary import describe_sync
 from skyctl.planner.data.unused_reasons import least_paying
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan, ReplicaPrediction
 
+if TYPE_CHECKING:
+    from skyctl.planning.steps_without import StepWithout
+
 AS_FAST = 0.01
 """Two steps that differ by less, relative, are called as fast as each other."""
+MAX_NAMES = 4
+"""Nodes or devices of which the same is said that are named, at most."""
+MAX_WITHOUT = 6
+"""Figures of steps without a node that are said, at most: the longest."""
 
 
 def load_cells(
@@ -112,6 +122,32 @@ def describe_hybrid(plan: Plan) -> list[str]:
 def describe_sums(plan: Plan) -> list[str]:
     """In words: how gradients are summed, what a pipeline would take, and when another device would pay."""
     return [*filter(None, [describe_sync(plan)]), *_pipeline(plan), *_least_batch(plan)]
+
+
+def describe_steps_without(steps: Sequence[StepWithout]) -> str:
+    """In words: what a step takes without each node, the longest first, and where no pipeline is left."""
+    told: dict[str, list[str]] = {}
+    for step in sorted(steps, key=lambda step: -(step.step_s or 0.0)):
+        if step.step_s is not None:
+            figure = f"{format_seconds(step.step_s)} ({format_ratio(step.factor)})"
+            told.setdefault(figure, []).append(step.node)
+    figures = [f"{figure} without {_any_of(nodes)}" for figure, nodes in list(told.items())[:MAX_WITHOUT]]
+    if len(told) > MAX_WITHOUT:
+        figures.append("less without others")
+    late_s = max((step.leaving_step_s for step in steps if step.leaving_step_s is not None), default=None)
+    parts = [f"a step takes {', '.join(figures)}"] if figures else []
+    if late_s is not None:
+        parts.append(f"the step in which it leaves takes up to {format_seconds(late_s)}")
+    if last := [step.node for step in steps if step.step_s is None]:
+        parts.append(f"no pipeline is left without {_any_of(last)}")
+    return f"if a node leaves and the others go on: {'; '.join(parts)}"
+
+
+def _any_of(nodes: Sequence[str]) -> str:
+    """``a``, ``a or b``, ``a, b or c``; of many, some."""
+    if len(nodes) > MAX_NAMES:
+        nodes = [*nodes[:MAX_NAMES], f"{len(nodes) - MAX_NAMES} more"]
+    return nodes[0] if len(nodes) == 1 else f"{', '.join(nodes[:-1])} or {nodes[-1]}"
 
 
 def _pipeline(plan: Plan) -> list[str]:

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
-from skyctl.cli.show_pipelines import describe_hybrid, describe_sums, load_cells, pipeline_rows, share_rows
+from skyctl.cli.show_pipelines import (
+    MAX_NAMES,
+    describe_hybrid,
+    describe_sums,
+    load_cells,
+    pipeline_rows,
+    share_rows,
+)
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import format_bytes, format_estimate, format_ratio, format_seconds
 from skyctl.compare.rhythm_summary import describe_rounds
@@ -27,8 +34,6 @@ NARROW_COLUMNS = 120
 """On narrower terminals bars are half as long."""
 OPTIONAL_COLUMNS = ("from … to", "load", "in flight", "link ms")
 """Columns left out on a narrow terminal, the first of them first."""
-MAX_NAMES = 4
-"""Unused devices with the same reason that are named, at most."""
 
 
 def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> None:
@@ -71,21 +76,6 @@ def show_left_out(out: Output, plan: Plan, profile: Profile) -> None:
     """A note on devices that the backend asked for could not serve."""
     if (text := describe_left_out(plan, profile)) is not None:
         out.note(text)
-
-
-MOST_LOST = 8
-"""Of plans with more devices it is not told what the loss of each costs: that is a plan each."""
-
-
-def show_steps_without(out: Output, plan: Plan) -> None:
-    """A note on what a step would take if one of the devices were lost."""
-    from skyctl.run.elastic_spec import steps_without
-
-    if len(plan.placed_stages) > MOST_LOST:
-        return
-    told = [f"{format_seconds(step_s)} without {device}" for device, step_s in steps_without(plan).items()]
-    if told:
-        out.note(f"a step takes {format_seconds(plan.step_s)}, and if a device is lost {', '.join(told)}")
 
 
 def show_full_training(out: Output, plan: Plan, profile: Profile) -> None:

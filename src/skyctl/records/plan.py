@@ -16,6 +16,8 @@ from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.stale_prediction import StalePrediction
 from skyctl.records.sync import RoutePrices, Sync, check_sync
 
+WITHOUT = "without"
+"""What ``plan --json`` says next to a plan and no file keeps: a step's time without each node."""
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
 
@@ -278,6 +280,14 @@ class Plan(FileRecord):
     def step_s(self) -> float:
         """Predicted seconds for the samples of a synchronous step, comparable between rhythms."""
         return self.predicted.iteration_s / self.steps_per_iteration
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_command(cls, raw: Any) -> Any:
+        """What ``plan --json`` prints is a plan's file, too."""
+        if not isinstance(raw, dict):
+            return raw
+        return {name: value for name, value in raw.items() if name != WITHOUT}
 
     @model_validator(mode="before")
     @classmethod

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from skyctl.errors import InfeasibleError, InputError, UndecidedError
-from skyctl.planner.problem_parts import with_devices
+from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.summed_bytes import gradient_bytes
 from skyctl.planning.backend_choice import backend_of
 from skyctl.records.backend import SKYCTL
 from skyctl.records.plan import Plan
-from skyctl.run.plan_update import replan
 from skyctl.run.run_options import RunOptions
 from skyctl.worker.rank_order import ElasticOrder, RouteTree
 
@@ -63,21 +59,6 @@ def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOr
         for number, group in enumerate(plan.sync.groups)
     }
     return ElasticOrder(pipelines, shares, routes, least, witness=len(ranks) % 2 == 0, dynamic=dynamic)
-
-
-def steps_without(plan: Plan) -> dict[str, float]:
-    """By device of the plan, the predicted seconds of a step on the others; those that don't do are left out.
-
-    Of the best plan without it; the ranks that are left deal its microbatches by their own pace, and sum over
-    what is left of the routes, so they may take longer.
-    """
-    devices = [stage.device for stage in plan.placed_stages]
-    took = {}
-    for device in devices:
-        with suppress(InfeasibleError, UndecidedError):
-            without = with_devices(plan.problem, [other for other in devices if other != device])
-            took[device] = replan(plan, without).step_s
-    return took
 
 
 def _check_memory(plan: Plan) -> None:
