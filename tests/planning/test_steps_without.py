@@ -11,6 +11,8 @@ from tests.planner.data_problems import all_shares, data_problem, delayed, rando
 from tests.planner.hybrid_plans import hybrid_plan
 from tests.planner.hybrid_problems import random_hybrid_problem
 
+from skyctl.cli.command_output import Output
+from skyctl.cli.run_options import LaunchOptions
 from skyctl.cli.show_pipelines import describe_steps_without
 from skyctl.errors import SkyctlError
 from skyctl.planner.api import assigned
@@ -176,6 +178,14 @@ def test_of_other_rhythms_nothing_is_said() -> None:
     assert steps_without(plan_problem(problem, "heuristic")) == ()
     alone = data_problem(speeds=(1.0, 1.0), rate=1e4, parallel="pipeline")
     assert steps_without(plan_problem(alone, "heuristic")) == ()
+
+
+def test_a_launch_whose_steps_survive_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = shared_out()
+    LaunchOptions(elastic=True).check_elastic(Output(), plan)
+    assert describe_steps_without(steps_without(plan)) in capsys.readouterr().err
+    LaunchOptions().check_elastic(Output(), plan)
+    assert capsys.readouterr().err == ""
 
 
 def test_of_many_nodes_the_longest_steps_are_said() -> None:
