@@ -22,6 +22,7 @@ from skyctl.planner.verification.routes import CheckedRoute
 from skyctl.planner.verification.step import CheckedStep
 from skyctl.planning.steps_without import RemainingSteps, StepWithout, steps_without
 from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
 from skyctl.worker.elastic.microbatch_shares import even_shares
 from skyctl.worker.elastic.route_trees import routes_among
 from skyctl.worker.rank_order import RouteTree
@@ -76,7 +77,14 @@ def _pace_s(step: CheckedStep, row: Row, place: int) -> float:
     return times.forward_s + times.backward_s
 
 
-@pytest.mark.parametrize("make", [random_data_problem, random_hybrid_problem])
+def helped_data_problem(seed: int) -> Problem:
+    """Sums over trees, for which the last device may be a helper."""
+    problem = random_data_problem(seed)
+    more = {"sync": "trees", "helpers": (problem.devices[-1].id,)}
+    return Problem.model_validate({**dict(problem), **more})
+
+
+@pytest.mark.parametrize("make", [random_data_problem, helped_data_problem, random_hybrid_problem])
 def test_a_step_without_devices_is_what_verify_plays_of_it(make: Any) -> None:
     looked_at = 0
     for seed in range(50):
@@ -88,7 +96,7 @@ def test_a_step_without_devices_is_what_verify_plays_of_it(make: Any) -> None:
             continue
         steps = RemainingSteps(plan)
         assert steps.step_s() == pytest.approx(plan.predicted.iteration_s)
-        devices = [stage.device for stage in plan.placed_stages]
+        devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
         draw = random.Random(seed)
         away = draw.sample(devices, draw.randint(1, len(devices) - 1))
         for these in ({away[0]}, set(away)):
