@@ -68,7 +68,7 @@ def test_who_joins_makes_nothing_of_the_step_under_way() -> None:
     generation = next_generation(5, at_work, 6, ALONE, {2: 2.0})
     assert (generation.members, generation.new, generation.holders) == ((0, 1, 2), (2,), (0, 1))
     assert generation.held == {0: ((0, 3),), 1: ((3, 6),)}
-    assert generation.shares == {0: (0, 2), 1: (2, 5), 2: (5, 6)}
+    assert generation.shares == {0: (0, 3), 1: (3, 5), 2: (5, 6)}
     assert generation.first_step == 9
     at_work[1] = Promise(5, (1, 0), step=9, is_new=True)
     assert next_generation(6, at_work, 6, ALONE, {}).new == (1,), "it has still no weights"
