@@ -211,6 +211,13 @@ class Pool:
             on_event(self, rank, event)
         return outcome
 
+    def add(self) -> None:
+        """One process more, for a rank that joins."""
+        number = len(self.processes)
+        self.processes.append(
+            Process(number, self._folder, self.events, self._prefix(number), self._warnings)
+        )
+
     def admit(self, order: RankOrder) -> None:
         """During a run: the rank of that order joins those in its ``hosts``."""
         rank = order.world.rank
