@@ -63,6 +63,7 @@ class Simulation:
         self.members = {rank: Member(self._agreement(rank, first)) for rank in range(members)}
         self.witness = Acceptor()
         self.dead: set[int] = set()
+        self.isolated: set[int] = set()
         self.cut: set[frozenset[int]] = set()
         self.noticed: set[tuple[int, int]] = set()
         self.lines: dict[tuple[int, int], deque[MemberMessage]] = defaultdict(deque)
@@ -93,9 +94,10 @@ class Simulation:
 
     def can_lose(self, rank: int) -> bool:
         """Whether more than half of the newest members are left then, with weights."""
-        agreements = [self.members[other].agreement for other in self.alive()]
+        there = set(self.alive()) - self.isolated
+        agreements = [self.members[other].agreement for other in there]
         newest = max((agreement.generation for agreement in agreements), key=lambda g: g.number)
-        left = set(newest.members) & set(self.alive()) - {rank}
+        left = set(newest.members) & there - {rank}
         return 2 * len(left) > len(newest.members) and bool(left - set(newest.new))
 
     def kill(self, rank: int) -> None:

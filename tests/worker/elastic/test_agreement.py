@@ -87,9 +87,14 @@ def test_ranks_join_and_leave_and_each_sum_is_of_all_microbatches() -> None:
             simulation.run(draw.randrange(250))
             victim = joined if draw.random() < 0.4 else draw.choice(simulation.alive())
             if draw.random() < 0.7 and simulation.can_lose(victim):
-                simulation.kill(victim)
+                if draw.random() < 0.7:
+                    simulation.kill(victim)
+                else:
+                    simulation.isolate({victim})
+                    simulation.isolated.add(victim)
         before = max(member.step for member in simulation.members.values())
         simulation.run(4000)
-        alive = [rank for rank in simulation.alive() if not simulation.members[rank].agreement.is_left_out]
+        there = set(simulation.alive()) - simulation.isolated
+        alive = [rank for rank in there if not simulation.members[rank].agreement.is_left_out]
         ends = {rank: simulation.members[rank].step for rank in alive}
         assert min(ends.values()) > before + 5, (seed, ends)

@@ -151,6 +151,8 @@ class Membership:
                 for rank in self._pipelines.keys() - {self._rank}:
                     self._lines.send(rank, Knock(pace_s, is_known=not missing))
                 self._changed.wait(_KNOCK_S)
+                if self._lines.lost >= self._pipelines.keys() - {self._rank}:
+                    raise RunError(f"no member is left that could let rank {self._rank} in")
                 if time.monotonic() > deadline:
                     raise RunError(f"the members did not let rank {self._rank} in within {limit_s:.0f} s")
             self._check()
