@@ -84,7 +84,7 @@ class Churn:
     first_step: float = 0.0
     steps_at: list[float] = field(default_factory=list)
 
-    def __call__(self, pool: Any, rank: int, event: dict[str, Any]) -> None:
+    def __call__(self, pool: Any, _rank: int, event: dict[str, Any]) -> None:
         if event["event"] != "step":
             return
         now = time.monotonic()
@@ -260,9 +260,7 @@ def joining(first: RankOrder, rank: int, members: list[int], folder: Path, pace_
             pipelines={number: number for number in (*members, rank)},
             join=JoinOrder(folder, pace_s, {0: 1 << 20, 1: 1 << 20}),
         ),
-        world=replace(
-            first.world, rank=rank, ranks=rank + 1, hosts=dict.fromkeys(members, "127.0.0.1")
-        ),
+        world=replace(first.world, rank=rank, ranks=rank + 1, hosts=dict.fromkeys(members, "127.0.0.1")),
     )
 
 

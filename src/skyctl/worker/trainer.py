@@ -138,12 +138,21 @@ class Trainer:
         executor = self._make_executor(stage, world.neighbours, update.timer, rule)
         maker = self._make_maker(executor, update, first_step)
         steps_done = self._train(executor, maker, scheduler, first_step, checkpointer)
+        self._leave(world)
+        return self._result(stage, executor, steps_done)
+
+    def _leave(self, world: World) -> None:
+        """All steps are made: ends what there is with other ranks, once they have made theirs."""
         self._progress.phase = "end"
         if self._elastic is not None:
             self._elastic.leave()
         world.compare_clocks("end")
         close_replicas(graceful=True)
         world.close(graceful=True)
+
+    def _result(self, stage: PipelineStage, executor: Executor, steps_done: int) -> dict[str, Any]:
+        """Saves the weights; returns the result of ``rank.main``."""
+        order = self._order
         self._progress.phase = "saving the weights"
         rank, folder = order.world.rank, self._channel.folder
         return {
