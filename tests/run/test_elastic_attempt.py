@@ -26,7 +26,7 @@ def started(steps: int = 4, least: int = 1) -> AttemptState:
     """Three ranks that hold all layers each, and have started."""
     shares = {rank: (rank, rank + 1) for rank in range(RANKS)}
     route = RouteTree(1.0, 0, ((1, 0), (2, 0)), ((0, 1), (0, 2)))
-    elastic = ElasticOrder(shares, (route,), least)
+    elastic = ElasticOrder({rank: rank for rank in range(RANKS)}, shares, {0: (route,)}, least)
     specs = [
         rank_spec(
             rank,

@@ -104,6 +104,28 @@ def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[Clus
     return changes + _memory_changes(plan, devices, facts)
 
 
+def entering_changes(
+    plan: Plan, device: str, fact: EnvironmentEvent, beside: EnvironmentEvent | None, need: float
+) -> list[ClusterChange]:
+    """What keeps a device from entering a run of the plan, or is not as it was measured.
+
+    Args:
+        fact: what its rank found.
+        beside: what a rank under way had found; None: that is not known any more.
+        need: bytes that it is predicted to take.
+    """
+    if fact.device_name is None:
+        there = ", ".join(fact.devices)
+        return [ClusterChange(device, "device", split_device_id(device)[1], f"not there ({there} found)")]
+    then = next((machine for machine in plan.machines if machine.device == device), None)
+    changes = [] if then is None else machine_changes(then, _found_machine(then, fact))
+    if then is None and beside is not None and _minor_version(beside.torch) != _minor_version(fact.torch):
+        changes.append(ClusterChange(device, "torch", f"{beside.torch} on others", fact.torch))
+    if fact.memory_bytes is not None:
+        changes += _too_little([device], need, fact.memory_bytes)
+    return changes
+
+
 def _found_machine(then: Machine, fact: EnvironmentEvent) -> Machine:
     return Machine(
         device=then.device,

@@ -1,8 +1,8 @@
-"""What steps take while nodes of a plan are away: the same model of a step, of the pipelines that are left.
+"""What steps take while nodes of a plan are away, and with others: the same model of a step, of who is there.
 
 Nothing is planned anew. The pipelines that are left keep their stages, share out the step's microbatches by
 their predicted pace and sum over what is left of the routes, as ranks do with ``--elastic``
-(``worker.elastic``).
+(``worker.elastic``). A device that enters holds all layers, and exchanges with the roots of the routes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from skyctl.planner.step_costs import StepCosts
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.plan_nodes import nodes_in
+from skyctl.records.problem import Problem
 from skyctl.worker.elastic.microbatch_shares import deal, even_shares
 from skyctl.worker.elastic.route_trees import routes_among
 from skyctl.worker.rank_order import RouteTree
@@ -68,25 +69,31 @@ class RemainingSteps:
 
     Args:
         plan: one that sums gradients before each next step.
+        problem: of the same layers, with devices that enter; None: the plan's.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._costs = StepCosts(plan.problem)
+    def __init__(self, plan: Plan, problem: Problem | None = None) -> None:
+        self._costs = StepCosts(problem or plan.problem)
         self._planned = read_candidate(self._costs, plan)
         self._used = {*(stage.device for stage in plan.placed_stages), *plan.helpers}
-        self._paces = [
-            max(stage.forward_s + stage.backward_s for stage in self._costs.simulated(pipeline).stages)
-            for pipeline in self._planned.pipelines
-        ]
+        self._paces = [self._pace_s(pipeline) for pipeline in self._planned.pipelines]
 
-    def step_s(self, away: Collection[str] = ()) -> float | None:
+    def step_s(self, away: Collection[str] = (), entered: Collection[str] = ()) -> float | None:
         """Seconds of a step; None: no pipeline is left.
 
         Args:
             away: device ids.
+            entered: ids of devices that hold all layers, and are not on the plan's routes. One that is away
+                may be among them: it is back.
         """
         left = self._left(away)
-        return play(self._costs, self._candidate(left, away)).iteration_s if left else None
+        return (
+            play(self._costs, self._candidate(left, away, entered)).iteration_s if left or entered else None
+        )
+
+    def microbatch_s(self, device: str) -> float:
+        """Seconds that a device takes for a microbatch of all layers."""
+        return self._pace_s(self._alone_on(device))
 
     def leaving_step_s(self, leaving: Collection[str], away: Collection[str] = ()) -> float | None:
         """Seconds of a step in which devices leave once its sum has all but ended; None: as ``step_s``.
@@ -143,31 +150,44 @@ class RemainingSteps:
             if not any(self._costs.ids[stage.device] in away for stage in placement)
         ]
 
-    def _candidate(self, left: Collection[int], away: Collection[str]) -> Candidate:
-        """What those pipelines make of a step."""
-        if self._used.isdisjoint(away):
+    def _pace_s(self, pipeline: PlannedPipeline) -> float:
+        return max(stage.forward_s + stage.backward_s for stage in self._costs.simulated(pipeline).stages)
+
+    def _alone_on(self, device: str) -> PlannedPipeline:
+        """A planned pipeline's layers on that device, as one stage."""
+        pipeline = self._planned.pipelines[0]
+        (stage,) = pipeline.placement
+        return pipeline._replace(placement=(stage._replace(device=self._costs.ids.index(device)),))
+
+    def _candidate(
+        self, left: Collection[int], away: Collection[str], entered: Collection[str] = ()
+    ) -> Candidate:
+        """What those pipelines make of a step, and the devices that have entered."""
+        if self._used.isdisjoint(away) and not entered:
             return self._planned
         gone = [placement for number, placement in enumerate(self._planned.placements) if number not in left]
         absent = {d for d, name in enumerate(self._costs.ids) if name in away}
         absent |= {stage.device for placement in gone for stage in placement}
-        shares = even_shares(self._costs.microbatches, {number: self._paces[number] for number in left})
-        pipelines = tuple(self._with(number, stop - first) for number, (first, stop) in shares.items())
-        sums = [self._group(group, absent) for group in self._planned.sums] if len(left) > 1 else []
+        there = {number: self._planned.pipelines[number] for number in left}
+        new = [self._costs.ids.index(device) for device in entered]
+        there |= {len(self._paces) + d: self._alone_on(self._costs.ids[d]) for d in new}
+        paces = {number: self._pace_s(pipeline) for number, pipeline in there.items()}
+        shares = even_shares(self._costs.microbatches, paces)
+        pipelines = tuple(_with(there[number], stop - first) for number, (first, stop) in shares.items())
+        sums = [self._group(group, absent, new) for group in self._planned.sums] if len(there) > 1 else []
         return Candidate(pipelines, tuple(sums))
 
     def _with(self, number: int, microbatches: int) -> PlannedPipeline:
         """A planned pipeline with so many microbatches."""
-        pipeline = self._planned.pipelines[number]
-        in_flight = tuple(min(count, microbatches) for count in pipeline.execution.in_flight)
-        execution = pipeline.execution._replace(in_flight=in_flight)
-        return pipeline._replace(microbatches=microbatches, execution=execution)
+        return _with(self._planned.pipelines[number], microbatches)
 
-    def _group(self, group: SumGroup, absent: Collection[int]) -> SumGroup:
-        """A group's sum over what is left of its routes."""
+    def _group(self, group: SumGroup, absent: Collection[int], new: Collection[int] = ()) -> SumGroup:
+        """A group's sum over what is left of its routes, and from their roots to devices that are new."""
         trees = [RouteTree(*route) for route in group.routed.layout.trees]
-        left = routes_among(trees, set(range(self._costs.devices)) - set(absent))
+        there = set(range(self._costs.devices)) - set(absent) - set(new)
+        left = routes_among(trees, there, new)
         layout = Layout(
-            replicas=tuple(d for d in group.replicas if d not in absent),
+            replicas=tuple(sorted({*(d for d in group.replicas if d in there), *new})),
             trees=tuple(DeviceRoute(tree.share, tree.root, tree.up, tree.down) for tree in left),
         )
         return self._costs.group(group.start, group.stop, layout, group.chunk_bytes)
@@ -176,3 +196,10 @@ class RemainingSteps:
         """A pipeline that has nothing to compute but its optimizer."""
         optimizer_s = self._costs.base.optimizer_s.of(pipeline.placement)
         return StepEnds([0.0] * len(optimizer_s), optimizer_s)
+
+
+def _with(pipeline: PlannedPipeline, microbatches: int) -> PlannedPipeline:
+    """The pipeline with so many microbatches."""
+    in_flight = tuple(min(count, microbatches) for count in pipeline.execution.in_flight)
+    execution = pipeline.execution._replace(in_flight=in_flight)
+    return pipeline._replace(microbatches=microbatches, execution=execution)

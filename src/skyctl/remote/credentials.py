@@ -53,6 +53,17 @@ def make_credentials(
     ]
 
 
+def make_admission(members: Iterable[int], tls: TlsIdentity | None) -> RankCredentials:
+    """The credentials of a rank that enters an attempt under way.
+
+    Args:
+        members: the ranks that it exchanges tensors with.
+        tls: the certificate of the others.
+    """
+    shared = {member: secrets.token_hex(SECRET_BYTES) for member in members}
+    return RankCredentials(shared, tls, secrets.token_hex(SECRET_BYTES))
+
+
 def make_tls_certificate() -> TlsIdentity:
     """A key (ECDSA over P-256) and a certificate that it has signed itself.
 

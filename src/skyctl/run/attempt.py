@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from skyctl.agent.task_events import LogEvent
 from skyctl.checkpoint.launcher.run_checkpoints import RunCheckpoints
-from skyctl.errors import RunError, SkyctlError
-from skyctl.learning.cluster_changes import change_table, plan_changes, refuse_changes
+from skyctl.errors import MismatchError, RunError, SkyctlError
+from skyctl.learning.cluster_changes import (
+    ClusterChange,
+    change_table,
+    entering_changes,
+    plan_changes,
+    refuse_changes,
+)
 from skyctl.records.plan_nodes import nodes_in
 from skyctl.remote.awake_clock import awake_s
-from skyctl.remote.credentials import make_credentials
+from skyctl.remote.credentials import make_admission, make_credentials
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.task_group import GroupEvent
 from skyctl.run.attempt_orders import AttemptOrders, refuses_changes
@@ -29,20 +35,24 @@ from skyctl.run.attempt_state import (
     CheckpointWritten,
     MembersChanged,
     News,
+    NodeEnters,
     NodesSeen,
     Tell,
 )
 from skyctl.run.callbacks import StepProgress
+from skyctl.run.elastic_spec import memory_to_enter
 from skyctl.run.first_steps_check import FirstStepsCheck, KeepPart
 from skyctl.run.health_monitor import HealthMonitor
+from skyctl.run.journal import update_attempt
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_failure import RankState, as_skyctl_error
-from skyctl.run.rank_spec import peer_pairs, rank_task_name, replica_sets
+from skyctl.run.rank_spec import RankSpec, peer_pairs, rank_task_name, replica_sets
 from skyctl.run.rank_tasks import RankTasks
 from skyctl.run.run_options import RunOptions
 from skyctl.run.slow_owner import SlowOwners
+from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.rank_events import EnvironmentEvent, HeartbeatEvent, RankEvent
-from skyctl.worker.rank_requests import StopTrainingRequest
+from skyctl.worker.rank_requests import AdmitRequest, BuildRequest, StopTrainingRequest
 
 RANK_MODULE = "skyctl.worker.rank"
 TICK_S = 0.5
@@ -86,7 +96,7 @@ class Attempt:
     ) -> None:
         self._run, self._orders, self._options = run, orders, options
         self._checkpoints, self._listener = checkpoints, listener
-        nodes = {spec.node: run.sessions[spec.node].node for spec in orders.specs}
+        nodes = {spec.node: run.cluster.node(spec.node) for spec in orders.specs}
         self.state = AttemptState(orders.specs, nodes, first=orders.first)
         self.is_ending = self._is_started = False
         self._tasks = RankTasks("rank", run.sessions, run.callbacks.interrupted)
@@ -94,6 +104,9 @@ class Attempt:
             self.state.ranks, self._tasks.sessions, options.deadlines, run.callbacks
         )
         self._ticked_at = 0.0
+        self._identity: TlsIdentity | None = None
+        self._facts: Mapping[int, EnvironmentEvent] = {}
+        self._admissions: dict[int, list[tuple[int, AdmitRequest]]] = {}
         self.results = AttemptResults(run, orders, self.state)
         self._slow_owners = SlowOwners(self.state.collected)
         self._first_steps = FirstStepsCheck.of(orders.plan, orders.first, keep_part)
@@ -118,6 +131,7 @@ class Attempt:
             replica_sets(specs),
             encrypt=self._options.encrypt or self._orders.plan.encrypted,
         )
+        self._identity = credentials[0].tls
         for spec, own in zip(specs, credentials, strict=True):  # they go over the sessions only
             self._tasks.start(spec.node, RANK_MODULE, spec.with_credentials(own))
         while self.state.is_starting:
@@ -128,15 +142,18 @@ class Attempt:
         """In place of ``start``: ranks that another process has started.
 
         Args:
-            tasks: by rank.
+            tasks: by rank; those that are not in it have left, or were still to enter.
         """
         journal = self._run.journal
         for spec in self._orders.specs:
-            self._tasks.adopt(spec.node, tasks[spec.rank])
+            if spec.rank in tasks:
+                self._tasks.adopt(spec.rank, spec.node, tasks[spec.rank])
         self.state.let_end_early()
         self._follow(self.state.replay(journal.past(), journal.reported))
         for rank in self.state.ranks:
             rank.heard_at = awake_s()
+            if rank.spec.rank not in tasks:
+                self.state.leave_out(rank.spec.rank)
         self._begin()
 
     def watch(self) -> None:
@@ -184,10 +201,61 @@ class Attempt:
             self.is_ending = True
             self.state.let_end_early()
             for spec in self._orders.specs:
-                if spec.rank == 0 or spec.is_elastic:  # the first one may leave before the others hear it
+                is_there = not self.state.ranks[spec.rank].is_out
+                # the first one may leave before the others hear it
+                if is_there and (spec.rank == 0 or spec.is_elastic):
                     with suppress(SkyctlError):
                         self._tasks.send(spec.rank, StopTrainingRequest())
         return True
+
+    # --- ranks that enter
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether ranks may enter: not with certificates that only the process before this one had."""
+        return self._identity is not None or not (self._options.encrypt or self._orders.plan.encrypted)
+
+    def admit(self, spec: RankSpec, address: str) -> None:
+        """Starts a rank that is to enter. The others let it in once its node has proved to be fit.
+
+        Where it can't be started it has failed.
+
+        Args:
+            address: where they reach it.
+        """
+        run, attempts = self._run, self._run.journal.state.attempts
+        session = self._tasks.sessions[spec.node] = run.sessions[spec.node]
+        own = make_admission(spec.order.world.hosts, self._identity)
+        self._admissions[spec.rank] = [
+            (member, AdmitRequest(spec.rank, address, secret)) for member, secret in own.secrets.items()
+        ]
+        self.state.admit(spec, session.node)
+        if attempts:  # before it is there: whoever takes the run over looks for it
+            update_attempt(run.journal, devices=(*attempts[-1].devices, spec.device))
+        try:
+            self._tasks.start_rank(spec.rank, spec.node, RANK_MODULE, spec.with_credentials(own))
+        except SkyctlError as exc:
+            self.state.leave_out(spec.rank, exc)
+
+    def leave_out(self, rank: int, why: SkyctlError | None = None) -> None:
+        """Ends a rank that is to enter, or has failed; ``why``: it is given up."""
+        self.state.leave_out(rank, why)
+        self._tasks.kill_rank(rank)
+
+    def _judge_entering(self, news: NodeEnters) -> None:
+        """Has a rank build, and the others let it in, unless its node is not what it should be."""
+        spec, plan = self._orders.specs[news.rank], self._orders.plan
+        beside = next(iter(self._facts.values()), None)
+        changes = entering_changes(plan, spec.device, news.facts, beside, memory_to_enter(plan))
+        if changes and not self._options.ignore_changes:
+            self.leave_out(news.rank, _unfit(spec.device, changes))
+            return
+        for member, request in self._admissions.pop(news.rank, []):
+            if not self.state.ranks[member].is_out:
+                with suppress(SkyctlError):
+                    self._tasks.send(member, request)
+        with suppress(SkyctlError):
+            self._tasks.send(news.rank, BuildRequest())
 
     def end(self, limit_s: float = 0.0) -> None:
         """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted.
@@ -248,6 +316,8 @@ class Attempt:
         None: it needs no handling.
         """
         rank = self.state.ranks[came.key]
+        if self._tasks.is_of_old_session(came.key):
+            return None
         if came.error is not None:
             rank.failure = rank.failure or as_skyctl_error(came.error)
             return None
@@ -287,6 +357,8 @@ class Attempt:
                 self._checkpoints.change_writers(tuple(first))
             elif isinstance(item, NodesSeen):
                 self._judge_nodes(item.facts)
+            elif isinstance(item, NodeEnters):
+                self._judge_entering(item)
             elif isinstance(item, StepProgress):
                 self._end_step(item)
             elif isinstance(item, CheckpointWritten):
@@ -298,6 +370,7 @@ class Attempt:
 
     def _judge_nodes(self, facts: Mapping[int, EnvironmentEvent]) -> None:
         """Raises MismatchError where nodes are not what the plan was made for, or says it."""
+        self._facts = dict(facts)
         changes = plan_changes(self._orders.plan, facts)
         if refuses_changes(self._options, self._orders.number):
             refuse_changes(self._orders.plan, changes)
@@ -359,7 +432,9 @@ class Attempt:
         """
         failed = [first]
         if first.spec.is_elastic:  # others had failed before, and those that were left could not go on
-            earlier = [r for r in self.state.ranks if r.failure is not None and not r.is_out]
+            earlier = [
+                r for r in self.state.ranks if r.failure is not None and not (r.is_out or r.is_joining)
+            ]
             failed = [*(rank for rank in earlier if rank is not first), first]
         alive: set[int] = set()
         began = time.monotonic()
@@ -380,3 +455,9 @@ class Attempt:
         reported = self.state.collected.reported
         error, self.state.failure = self._monitor.first_cause(failed, reported, self._log_of)
         return error
+
+
+def _unfit(device: str, changes: Sequence[ClusterChange]) -> MismatchError:
+    """The error where a device is not what it should be to enter."""
+    table = "".join(f"\n  {line}" for line in change_table(changes))
+    return MismatchError(f"{device} is not as it was measured, or as the others are:{table}")

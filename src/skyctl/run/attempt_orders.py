@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from skyctl.checkpoint.launcher import policy
 from skyctl.checkpoint.launcher.replicator_group import run_folder_on_node
 from skyctl.checkpoint.node.recovery import RestorePoint
 from skyctl.device.cgroup import read_limits
 from skyctl.device.process_memory import private_bytes
+from skyctl.errors import SkyctlError
 from skyctl.jobs.training_request import TrainingRequest, send_workload, shipped_data_changed
 from skyctl.learning.cluster_changes import local_memory_changes, refuse_changes
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.plan_nodes import layers_by_node, nodes_in
-from skyctl.run.elastic_spec import elastic_order, is_elastic
+from skyctl.remote.agent_session import Session
+from skyctl.remote.peer_addresses import find_peer_addresses
+from skyctl.run.elastic_spec import elastic_order, entering_spec, is_elastic
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
 from skyctl.run.run_options import RunOptions
@@ -39,6 +43,19 @@ class AttemptOrders:
     number: int
     specs: list[RankSpec]
     first: int
+
+
+@dataclass(frozen=True)
+class NodeToEnter:
+    """A node that is ready to enter an attempt under way.
+
+    Attributes:
+        workload: as the node is told it.
+        addresses: by node, where its peers reach it; of the members, and of that node.
+    """
+
+    workload: WorkloadSpec
+    addresses: Mapping[str, str]
 
 
 class OrderMaker:
@@ -79,7 +96,58 @@ class OrderMaker:
         nodes, attempts = nodes_in(plan), self._run.journal.state.attempts
         workload = dict.fromkeys(nodes, self._request.spec)
         specs = self._specs(plan, workload, dict.fromkeys(nodes, ""), AttemptCheckpoints())
+        for device in attempts[-1].devices[len(specs) :] if attempts else ():
+            before, node = dict.fromkeys(range(len(specs)), ""), self._run.cluster.node(node_of(device))
+            specs.append(entering_spec(specs[0], plan, node, device, before, len(specs)))
         return AttemptOrders(plan, number, specs, attempts[-1].from_step if attempts else 0)
+
+    def prepare(self, plan: Plan, name: str, sessions: Mapping[str, Session]) -> NodeToEnter:
+        """What a node needs to enter an attempt under way is there then; it may take its time.
+
+        ``files_to_ship`` is to have been called before. Any thread may call this.
+
+        Args:
+            sessions: of the members' nodes, and of that one.
+
+        Raises:
+            SkyctlError: a node could not say its address, or that one did not take the code.
+        """
+        addresses: dict[str, str] = {}
+        for node, found in find_peer_addresses(sessions).items():
+            if isinstance(found, SkyctlError):
+                raise found
+            addresses[node] = found
+        layers = set(range(len(plan.problem.layers)))
+        sent = self._send({name: sessions[name]}, {name}, {name: layers}, restored=True)
+        return NodeToEnter(sent[name], addresses)
+
+    def entering(
+        self,
+        orders: AttemptOrders,
+        device: str,
+        members: Mapping[int, str],
+        prepared: NodeToEnter,
+        pace_s: float | None,
+    ) -> RankSpec:
+        """The next rank of an attempt under way, whose node is prepared.
+
+        Args:
+            members: by rank, the node of each that makes steps.
+        """
+        name, rank = node_of(device), len(orders.specs)
+        return entering_spec(
+            orders.specs[0],
+            orders.plan,
+            self._run.cluster.node(name),
+            device,
+            {member: prepared.addresses[node] for member, node in members.items()},
+            rank,
+            address=prepared.addresses[name],
+            workload=prepared.workload,
+            checkpoints=self._checkpoints(orders.plan, orders.number, None, [name]),
+            folder=Path(self._run.sessions[name].hello.folder) / f"given-to-{rank}",
+            pace_s=pace_s,
+        )
 
     def files_to_ship(self) -> Mapping[str, bytes]:
         """The user's code, and the data files that go along."""
@@ -137,15 +205,27 @@ class OrderMaker:
         Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
         One of adapters lacks the frozen weights, so these are.
         """
-        run, spec, held = self._run, self._request.spec, layers_by_node(plan)
+        run, held = self._run, layers_by_node(plan)
         nodes = used_nodes(plan, run.cluster)
         layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
         ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: run.sessions[name] for name in layers}
+        return self._send(sessions, ends, layers, restored=restored)
+
+    def _send(
+        self,
+        sessions: Mapping[str, Session],
+        with_data: Collection[str],
+        layers: Mapping[str, Collection[int]],
+        *,
+        restored: bool,
+    ) -> dict[str, WorkloadSpec]:
+        spec, note = self._request.spec, self._run.callbacks.note
         alone = restored and spec.init_from is not None and spec.lora is None
         stored = None if alone else layers
-        files, note = self.files_to_ship(), run.callbacks.note
-        return send_workload(spec, sessions, with_data=ends, layers=stored, files=files, note=note)
+        return send_workload(
+            spec, sessions, with_data=with_data, layers=stored, files=self.files_to_ship(), note=note
+        )
 
     def _checkpoints(
         self, plan: Plan, number: int, origin: RestorePoint | None, holding: Collection[str]

@@ -27,7 +27,7 @@ from skyctl.run.callbacks import StepProgress
 from skyctl.run.journal import EventHistory
 from skyctl.run.key_exchange import KeyExchange
 from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState
-from skyctl.run.rank_messages import RankMessageReader
+from skyctl.run.rank_messages import RankMessageReader, admission_keys
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of
 from skyctl.run.step_collector import StepCollector
 from skyctl.run.sum_claims import Claims, describe_claim, wrong_ranks
@@ -50,7 +50,13 @@ from skyctl.worker.rank_events import (
     WitnessAskedEvent,
 )
 from skyctl.worker.rank_order import RankOrder
-from skyctl.worker.rank_requests import BuildRequest, StartRequest, StoredRequest, WitnessRequest
+from skyctl.worker.rank_requests import (
+    AdmitRequest,
+    BuildRequest,
+    StartRequest,
+    StoredRequest,
+    WitnessRequest,
+)
 
 DRIFT_TOLERANCE = 5e-3
 """How far two copies of a parameter may be apart, relative to its norm; they are compared in float32."""
@@ -61,7 +67,7 @@ class Tell:
     """The launcher is to send ``request`` to the rank of number ``rank``."""
 
     rank: int
-    request: BuildRequest | StartRequest | StoredRequest | WitnessRequest
+    request: AdmitRequest | BuildRequest | StartRequest | StoredRequest | WitnessRequest
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,14 @@ class NodesSeen:
     """Every rank has said what is on its node (``facts``, by rank); none goes on before that is judged."""
 
     facts: Mapping[int, EnvironmentEvent]
+
+
+@dataclass(frozen=True)
+class NodeEnters:
+    """A rank that is to enter has said what is on its node: it is told to build once that is judged."""
+
+    rank: int
+    facts: EnvironmentEvent
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class MembersChanged:
     members: tuple[int, ...]
 
 
-News = Tell | MembersChanged | NodesSeen | CheckpointWritten | Remark | StepProgress
+News = Tell | MembersChanged | NodesSeen | NodeEnters | CheckpointWritten | Remark | StepProgress
 
 
 class AttemptState:
@@ -114,19 +128,21 @@ class AttemptState:
     def __init__(self, specs: list[RankSpec], nodes: Mapping[str, Node], *, first: int = 0) -> None:
         self.specs = specs
         self.ranks = [RankState(spec) for spec in specs]
-        steps = specs[0].order.steps
+        self._first, self._steps = first, specs[0].order.steps
+        planned = [spec for spec in specs if not spec.joins]
         self.collected = StepCollector(
-            len(holding_specs(specs)),
-            steps,
+            len(holding_specs(planned)),
+            self._steps,
             first=first,
-            last_ranks=last_ranks(specs),
+            last_ranks=last_ranks(planned),
             owners=owners_of(specs),
             unit="round" if specs[0].rounds is not None else "step",
             is_elastic=specs[0].is_elastic,
         )
         self.failure: FailureReport | None = None
         self._told = 0
-        self._readers = [RankMessageReader(s, nodes[s.node], len(specs), first, steps) for s in specs]
+        self._readers = [self._reader(spec, nodes[spec.node]) for spec in planned]
+        self._planned = len(planned)
         self._facts: dict[int, EnvironmentEvent] = {}
         self._ready: dict[int, ReadyEvent] = {}
         self._keys = KeyExchange()
@@ -134,13 +150,16 @@ class AttemptState:
         self._witness = QuorumWitness()
         self._generation = 0
         self._is_adopted = False
+        self._may_end_early = False
         if specs[0].may_stop_early:
             self.let_end_early()
+        for spec in specs[len(planned) :]:
+            self._admit(spec, nodes[spec.node])
 
     @property
     def is_starting(self) -> bool:
         """Whether some rank has not said yet that it is ready to start (``ReadyEvent``)."""
-        return len(self._ready) < len(self.ranks)
+        return len(self._ready) < self._planned
 
     @property
     def has_returned(self) -> bool:
@@ -155,10 +174,18 @@ class AttemptState:
         order = rank.spec.order
         if not isinstance(order, RankOrder) or order.elastic is None or not self.has_started:
             return False
-        pipelines = order.elastic.pipelines
-        torn = {pipelines.get(r.spec.rank) for r in self.ranks if r.failure is not None or r.is_out}
-        left = set(pipelines.values()) - torn
-        return rank.is_out or (rank.failure is not None and len(left) >= order.elastic.least)
+        if rank.is_out or rank.is_joining:
+            return True
+        return (
+            rank.failure is not None and len({r.spec.pipeline for r in self.members}) >= order.elastic.least
+        )
+
+    @property
+    def members(self) -> list[RankState]:
+        """The ranks that make steps, as far as is known: those of pipelines that are there in full."""
+        away = [r for r in self.ranks if r.failure is not None or r.is_out or r.is_joining]
+        torn = {r.spec.pipeline for r in away}
+        return [r for r in self.ranks if r.spec.pipeline not in torn]
 
     @property
     def results(self) -> dict[int, RankResult]:
@@ -179,6 +206,35 @@ class AttemptState:
     def has_begun(self) -> bool:
         """Whether a step of the attempt has ended."""
         return self.collected.reported > self.collected.first
+
+    # --- ranks that enter
+
+    def admit(self, spec: RankSpec, node: Node) -> None:
+        """A rank of the next number is started: all others let it in."""
+        self.specs.append(spec)
+        self.ranks.append(RankState(spec))
+        self._admit(spec, node)
+
+    def lacks_keys(self, number: int) -> set[int]:
+        """The ranks that have not said yet where they listen for one that is to enter."""
+        hosts = self.specs[number].order.world.hosts
+        return {r for r in hosts if not all(map(self._keys.has, admission_keys(r, number)))}
+
+    def leave_out(self, number: int, why: SkyctlError | None = None) -> None:
+        """That rank is not one of those that make steps, and does not become one; ``why``: it is given up."""
+        rank = self.ranks[number]
+        rank.is_joining, rank.is_out, rank.failure = False, True, rank.failure or why
+
+    def _admit(self, spec: RankSpec, node: Node) -> None:
+        for reader in self._readers:
+            reader.admit(spec.rank)
+        self._readers.append(self._reader(spec, node))
+        self._readers[-1].may_end_early = self._may_end_early
+        self.ranks[spec.rank].is_joining = True
+        self.collected.admit(spec.rank)
+
+    def _reader(self, spec: RankSpec, node: Node) -> RankMessageReader:
+        return RankMessageReader(spec, node, len(self.specs), self._first, self._steps)
 
     # --- what comes of a rank
 
@@ -231,13 +287,18 @@ class AttemptState:
 
     def let_end_early(self) -> None:
         """The run may end before its last step from now on: somebody has asked for that."""
+        self._may_end_early = True
         for reader in self._readers:
             reader.may_end_early = True
 
     def note_phase(self, number: int, event: HeartbeatEvent) -> None:
-        """A rank that waits for its peers to connect only waits, whatever it says."""
-        waiting = event.waiting or event.phase == CONNECT_PHASE
-        self.ranks[number].enter_phase(event.phase, waiting=waiting)
+        """A rank that waits for its peers to connect only waits, whatever it says.
+
+        One that enters is given its weights meanwhile.
+        """
+        rank = self.ranks[number]
+        waiting = event.waiting or (event.phase == CONNECT_PHASE and not rank.spec.joins)
+        rank.enter_phase(event.phase, waiting=waiting)
 
     # --- while the ranks come together
 
@@ -350,27 +411,42 @@ class AttemptState:
                 yield from self._drift(self.collected.checkpoint_events(event.step))
                 yield CheckpointWritten(event.step, shards)
         elif isinstance(event, MembersEvent):
-            yield from self._change_members(event, tell)
+            if not rank.is_joining:  # the others say so, too
+                yield from self._change_members(event, tell)
         elif isinstance(event, WitnessAskedEvent):
             answer = self._witness.answer(event)
             if tell:
                 yield Tell(number, answer)
         elif isinstance(event, RankResult):
             rank.result = event
+        elif isinstance(event, StoredEvent | KeyWantedEvent):
+            for other, stored in self._keys.answers(number, event):
+                if tell:
+                    yield Tell(other, stored)
+        elif isinstance(event, EnvironmentEvent) and rank.is_joining and tell:
+            yield NodeEnters(number, event)
+        elif isinstance(event, ReadyEvent) and rank.is_joining:
+            rank.enter_phase("entering")
 
     def _change_members(self, event: MembersEvent, tell: bool) -> Iterator[News]:
-        """Ranks go on without others: says so once, whoever of them tells it first."""
+        """Ranks go on without others, or with more: says so once, whoever of them tells it first."""
         if event.number <= self._generation:
             return
         self._generation = event.number
-        gone = [r for r in self.ranks if not r.is_out and r.spec.rank not in event.members]
+        gone = [r for r in self.ranks if not (r.is_out or r.is_joining) and r.spec.rank not in event.members]
+        entered = [r for r in self.ranks if r.is_joining and r.spec.rank in event.members]
         for rank in gone:
             rank.is_out = True
-        self.collected.change_members(event.members)
+        for rank in entered:
+            rank.is_joining = False
+        self.collected.change_members(event.members, event.step)
         yield MembersChanged(event.members)
+        unit = self.collected.unit
+        if tell and entered:
+            names = ", ".join(rank.name for rank in entered)
+            yield Remark(f"entered in {unit} {event.step + 1}: {names}; {len(event.members)} make it now")
         if tell and gone:
             names = ", ".join(rank.name for rank in gone)
-            unit = self.collected.unit
             yield Remark(
                 f"lost in {unit} {event.step + 1}: {names}; those that are left ({len(event.members)}) end "
                 f"that {unit}, and go on",

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from skyctl.checkpoint.launcher.policy import shard_limits
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.summed_bytes import gradient_bytes
 from skyctl.planning.backend_choice import backend_of
 from skyctl.records.backend import SKYCTL
+from skyctl.records.cluster import Node, split_device_id
 from skyctl.records.plan import Plan
+from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec
 from skyctl.run.run_options import RunOptions
-from skyctl.worker.rank_order import ElasticOrder, RouteTree
+from skyctl.worker.rank_order import (
+    CheckpointOptions,
+    ElasticOrder,
+    JoinOrder,
+    LinkDtypes,
+    RankOrder,
+    ReplicaOrder,
+    RoutePlace,
+    RouteTree,
+    Unlike,
+)
+from skyctl.workload.workload_spec import WorkloadSpec
 
 SUMMED = ("float32", "bfloat16", "fixed32")
 """Formats whose sums can be made again: they keep nothing from one step to the next."""
@@ -59,6 +77,97 @@ def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOr
         for number, group in enumerate(plan.sync.groups)
     }
     return ElasticOrder(pipelines, shares, routes, least, witness=len(ranks) % 2 == 0, dynamic=dynamic)
+
+
+def may_grow(plan: Plan) -> bool:
+    """Whether devices may enter an attempt with this plan: each rank holds all layers."""
+    return _fault(plan) is None and all(len(pipeline.stages) == 1 for pipeline in plan.pipelines)
+
+
+def memory_to_enter(plan: Plan) -> float:
+    """The bytes that a device needs to enter: as one of the plan that holds all layers."""
+    copy_bytes = sum(map(gradient_bytes, plan.problem.layers))
+    return max(replica.memory_bytes for replica in plan.predicted.replicas) + copy_bytes
+
+
+def entering_spec(
+    first: RankSpec,
+    plan: Plan,
+    node: Node,
+    device: str,
+    hosts: Mapping[int, str],
+    rank: int,
+    *,
+    address: str = "",
+    workload: WorkloadSpec | None = None,
+    checkpoints: AttemptCheckpoints | None = None,
+    folder: Path = Path(),
+    pace_s: float | None = None,
+) -> RankSpec:
+    """A rank that enters an attempt under way.
+
+    Args:
+        first: the attempt's first rank.
+        node: the new one's.
+        device: its id.
+        hosts: by rank, where the members are reached.
+        address: where they reach the new one.
+        workload: with the paths of its node; None: as the first rank's.
+        checkpoints: of the attempt.
+        folder: on its node, for the weights that it is given.
+        pace_s: seconds that it is expected to take for a microbatch.
+    """
+    order = first.order
+    assert isinstance(order, RankOrder)
+    assert order.elastic is not None
+    assert order.sync is not None
+    kept = checkpoints or AttemptCheckpoints()
+    groups = tuple(
+        replace(group, routes=tuple(RoutePlace(route.share, (), None, None, ()) for route in group.routes))
+        for group in order.sync.groups
+    )
+    limits = shard_limits(plan.problem)
+    threads = {machine.device: machine.threads for machine in plan.machines}
+    made = replace(
+        order,
+        world=replace(
+            order.world,
+            rank=rank,
+            ranks=rank + 1,
+            interface=node.interface,
+            hosts=dict(hosts),
+            clock_of=None,
+            clock_for=(),
+        ),
+        device=split_device_id(device)[1],
+        threads=node.threads or threads.get(device),
+        slowdown=node.slowdown,
+        workload=workload or order.workload,
+        pipeline=rank,
+        microbatch_range=(0, 1),
+        link_dtypes=LinkDtypes(),
+        compare_batches=False,
+        sync=replace(order.sync, groups=groups),
+        checkpoint=None
+        if kept.every is None
+        else CheckpointOptions(
+            folder=Path(kept.folders[node.name]),
+            every=kept.every,
+            keep=kept.keep,
+            at_end=True,
+            attempt=kept.attempt,
+            writes=False,
+        ),
+        resume=None,
+        replicas=ReplicaOrder((rank,), address, Unlike("elastic")),
+        best=kept.best,
+        elastic=replace(
+            order.elastic,
+            pipelines={member: member for member in sorted((*hosts, rank))},
+            join=JoinOrder(folder, pace_s, limits),
+        ),
+    )
+    return RankSpec(rank, node.name, device, made, limits, first.summed_numels)
 
 
 def _check_memory(plan: Plan) -> None:

@@ -266,7 +266,7 @@ class HealthMonitor:
         now = awake_s()
         health = []
         for rank in self._ranks:
-            if rank.result is not None or rank.failure is not None or rank.is_out:
+            if rank.result is not None or rank.failure is not None or rank.is_out or rank.is_joining:
                 continue
             session = self._sessions[rank.spec.node]
             health.append(

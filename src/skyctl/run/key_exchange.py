@@ -19,6 +19,10 @@ class KeyExchange:
         self._values: dict[str, str] = {}
         self._waiting: dict[str, list[int]] = defaultdict(list)
 
+    def has(self, key: str) -> bool:
+        """Whether a rank has set it."""
+        return key in self._values
+
     def answers(self, rank: int, event: StoredEvent | KeyWantedEvent) -> Iterator[tuple[int, StoredRequest]]:
         """Takes in what a rank sets or asks for; gives (rank, request) for each rank to be told now."""
         if isinstance(event, StoredEvent):

@@ -32,6 +32,8 @@ from skyctl.run.attempt_orders import AttemptOrders, OrderMaker
 from skyctl.run.backend_change import backend_at_addresses, without_gloo
 from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.change_notes import backend_note, change_notes
+from skyctl.run.elastic_join import ElasticJoins
+from skyctl.run.elastic_spec import may_grow
 from skyctl.run.first_steps_check import KeepPart
 from skyctl.run.journal import FolderJournal, begin_attempt, update_attempt
 from skyctl.run.live_run import LiveRun
@@ -136,6 +138,7 @@ class PlanRunner:
         self._restart_policy = RestartPolicy(options.max_restarts)
         self._requests = OperatorRequests(run.journal)
         self._attempt: Attempt | None = None
+        self._joins: ElasticJoins | None = None
         self._is_under_way = False
         self._last_collected: StepCollector | None = None
         self._restart_began: float | None = None
@@ -280,7 +283,14 @@ class PlanRunner:
         return attempt
 
     def _new_attempt(self, orders: AttemptOrders) -> Attempt:
-        return Attempt(self._run, orders, self._options, self._checkpoints, self, self._keep_part)
+        attempt = Attempt(self._run, orders, self._options, self._checkpoints, self, self._keep_part)
+        known, self._joins = self._joins, None
+        if orders.specs[0].is_elastic and may_grow(orders.plan):
+            problem = None if known is None else known.plan.problem
+            self._joins = ElasticJoins(
+                self._run, self._nodes, attempt, orders, self._orders, self._options, problem
+            )
+        return attempt
 
     # --- while an attempt is watched
 
@@ -314,7 +324,11 @@ class PlanRunner:
         attempt = self._attempt
         if attempt is None or self._requests.stop is not None:
             return
-        self._replanner.update(self._now.plan, attempt.state.collected, self._options.steps)
+        plan, joins = self._now.plan, self._joins
+        if joins is not None and attempt.state.has_begun:
+            joins.update()
+            plan = joins.plan
+        self._replanner.update(plan, attempt.state.collected, self._options.steps, joins)
         decided = self._replanner.decided
         if decided is not None and not attempt.is_ending and attempt.end_early():
             self._callbacks.note(f"{decided.why}: going on with another plan")

@@ -61,8 +61,9 @@ class EarlyEnd:
 class RankState:
     """A rank as the launcher knows it; ``heard_at``, ``phase_since``: by ``remote.awake_clock``, in seconds.
 
-    ``waiting``: it only waits for another rank. ``is_out``: the others go on without it. ``failure``: what
-    ended it. ``tail``: its last lines.
+    ``waiting``: it only waits for another rank. ``is_joining``: it has yet to become one of those that make
+    steps, so nobody waits for it. ``is_out``: the others go on without it. ``failure``: what ended it.
+    ``tail``: its last lines.
     """
 
     spec: RankSpec
@@ -71,6 +72,7 @@ class RankState:
     heard_at: float | None = None
     phase_since: float = field(default_factory=awake_s)
     result: RankResult | None = None
+    is_joining: bool = False
     is_out: bool = False
     failure: TaskFailure | SkyctlError | EarlyEnd | None = None
     tail: list[str] = field(default_factory=list)

@@ -4,7 +4,8 @@ A message must be of a kind that ranks send, each field with a value that it can
 (``agent.message_fields``), and it must come in its turn: what a rank finds, once; what it stores for others;
 that it is ready, once; then its steps one by one, those of a pipeline's last rank with a loss, of the first
 pipeline's with validations, and checkpoints of its own layers after them; its result after its last step.
-Whether figures are true can't be told here.
+One that enters an attempt under way says with which step it does. Whether figures are true can't be told
+here.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ MAX_NOTES = 1000
 MAX_KEYS, MAX_KEYS_BY_RANK = 64, 8
 """Of the store over which ranks find each other a rank may use so many, and so many more for each rank."""
 _START = (EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
+_PURPOSES = ("member", "sum")
+"""Of the connections over which a rank that enters is let in (``worker.world``)."""
+
+
+def admission_keys(rank: int, joining: int) -> frozenset[str]:
+    """What a rank sets for one that is to enter: where it listens for it."""
+    return frozenset(f"{purpose}-listening/{rank}/{joining}" for purpose in _PURPOSES)
 
 
 def own_key_fault(key: str, rank: int) -> str | None:
@@ -63,14 +71,21 @@ class RankMessageReader:
         owned = spec.owner is not None  # then each validates on its own
         # of ranks that may leave any may come to be the first, which validates and writes for all
         self._validating = spec.is_last and (owned or spec.pipeline == 0 or spec.is_elastic)
-        self._next_step = first
+        self._first, self._next_step = first, first
         self._checkpoint = first
+        self._has_entered = not spec.joins
+        self._admission_keys: set[str] = set()
         self._notes = self._keys = 0
         self._own_keys: set[str] = set()
         self._most_keys = MAX_KEYS + MAX_KEYS_BY_RANK * ranks
         self._validates: int | None = None
         self._seen: set[type] = set()
-        self._peers = spec.order.world.hosts.keys()
+        self._peers = set(spec.order.world.hosts)
+
+    def admit(self, rank: int) -> None:
+        """The rank is told to let another one in, of the next number."""
+        self._peers.add(rank)
+        self._admission_keys |= admission_keys(self._spec.rank, rank)
 
     def read(self, message: Mapping[str, Any]) -> TaskMessage:
         """The message as its record. Raises ProtocolError: no rank sends that."""
@@ -100,6 +115,12 @@ class RankMessageReader:
                 f"node {self._node.name} sent {kind!r} for rank {self._spec.rank}, but {fault}",
                 node=self._node.name,
             )
+        if isinstance(event, MembersEvent) and not self._has_entered:
+            self._has_entered = True
+            self._next_step = self._checkpoint = event.step
+        if isinstance(event, StoredEvent) and ReadyEvent in self._seen:
+            self._admission_keys.discard(event.key)
+            return
         self._seen.add(type(event))
         self._keys += isinstance(event, StoredEvent | KeyWantedEvent)
         if isinstance(event, StoredEvent):
@@ -130,6 +151,8 @@ class RankMessageReader:
             return "it is not ready yet"
         if self._spec.helps:
             return self._fault_of_helper(event)
+        if not (self._has_entered or isinstance(event, MembersEvent)):
+            return "it has not entered yet"
         if isinstance(event, StepEvent):
             return self._fault_of_step(event)
         if isinstance(event, ValidationEvent):
@@ -163,7 +186,8 @@ class RankMessageReader:
 
     def _fault_of_start(self, event: RankEvent) -> str | None:
         if ReadyEvent in self._seen:
-            return "it is ready already"
+            is_asked = isinstance(event, StoredEvent) and event.key in self._admission_keys
+            return None if is_asked else "it is ready already"
         if isinstance(event, StoredEvent | KeyWantedEvent):
             if self._keys >= self._most_keys:
                 return f"it has used {self._most_keys} keys, the most"
@@ -195,6 +219,8 @@ class RankMessageReader:
         everybody = {self._spec.rank, *self._peers}
         if self._spec.rank not in event.members or not everybody.issuperset(event.members):
             return f"its members are ranks {', '.join(map(str, event.members))[:80]}"
+        if not (self._has_entered or self._first <= event.step < self._steps):
+            return f"it enters with step {event.step}"
         return None
 
     @property

@@ -92,6 +92,15 @@ class RankSpec:
         return isinstance(self.order, RankOrder) and self.order.elastic is not None
 
     @property
+    def joins(self) -> bool:
+        """Whether it enters an attempt that is under way."""
+        return (
+            isinstance(self.order, RankOrder)
+            and self.order.elastic is not None
+            and (self.order.elastic.join is not None)
+        )
+
+    @property
     def may_stop_early(self) -> bool:
         """Whether the run may end before its last step, as validations are no better."""
         return isinstance(self.order, RankOrder) and self.order.recipe.patience is not None

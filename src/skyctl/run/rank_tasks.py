@@ -23,7 +23,10 @@ POLL_S = 0.02
 
 
 class RankTasks:
-    """Ranks 0 … n−1, each a task on its node; for one thread.
+    """The ranks, each a task on its node; for one thread.
+
+    Attributes:
+        sessions: by node, its newest.
 
     Args:
         name: of the module's kind, for threads.
@@ -33,13 +36,12 @@ class RankTasks:
 
     def __init__(self, name: str, sessions: Mapping[str, Session], answer: Callable[[], str]) -> None:
         self.sessions, self._answer = dict(sessions), answer
-        self._nodes: list[str] = []
-        self._tasks: list[RemoteTask] = []
+        self._tasks: dict[int, tuple[str, Session, RemoteTask]] = {}
         self._events: TaskGroup[int] = TaskGroup(name)
         self._is_asking = self._is_killed = False
 
     def start(self, node: str, module: str, order: Any) -> None:
-        """Starts the next rank (0, 1, …) as a task on that node.
+        """Starts the next rank as a task on that node: the first is 0.
 
         Args:
             module: what the task runs, as in ``skyctl.worker.rank``.
@@ -48,21 +50,22 @@ class RankTasks:
         Raises:
             SkyctlError: the node is lost, or can't start it.
         """
-        task = self.sessions[node].start_task(
-            module, write_order(order), name=rank_task_name(len(self._tasks))
-        )
-        self.adopt(node, task)
+        self.start_rank(max(self._tasks, default=-1) + 1, node, module, order)
 
-    def adopt(self, node: str, task: RemoteTask) -> None:
-        """In place of ``start``: takes over a task that runs already as the next rank."""
-        rank = len(self._tasks)
-        self._nodes.append(node)
-        self._tasks.append(task)
+    def start_rank(self, rank: int, node: str, module: str, order: Any) -> None:
+        """As ``start``, of that rank."""
+        task = self.sessions[node].start_task(module, write_order(order), name=rank_task_name(rank))
+        self.adopt(rank, node, task)
+
+    def adopt(self, rank: int, node: str, task: RemoteTask) -> None:
+        """In place of ``start``: takes over a task that runs already as that rank."""
+        self._tasks[rank] = node, self.sessions[node], task
         self._events.follow(rank, task)
 
     def send(self, rank: int, request: Any) -> None:
         """Tells a rank something. Raises UnreachableError: its node is lost."""
-        self._tasks[rank].send(write_request(request))
+        _, _, task = self._tasks[rank]
+        task.send(write_request(request))
 
     def receive(self, timeout_s: float, *, asks: bool = True) -> GroupEvent[int] | None:
         """The next that comes of a rank; None: nothing does in time.
@@ -98,10 +101,20 @@ class RankTasks:
         if self._is_killed:
             return
         self._is_killed = True
-        for task in self._tasks:
-            if not task.done:
-                with suppress(SkyctlError, OSError):
-                    task.kill()
+        for rank in self._tasks:
+            self.kill_rank(rank)
+
+    def kill_rank(self, rank: int) -> None:
+        """Ends one rank, if it still runs; errors of dead connections don't matter here."""
+        _, _, task = self._tasks.get(rank, (None, None, None))
+        if task is not None and not task.done:
+            with suppress(SkyctlError, OSError):
+                task.kill()
+
+    def is_of_old_session(self, rank: int) -> bool:
+        """Whether its node has another session since: what it still says is nobody's."""
+        node, session, _ = self._tasks[rank]
+        return self.sessions[node] is not session
 
     def wait_gone(
         self, limit_s: float, lost: Collection[str], take: Callable[[GroupEvent[int]], None]
@@ -113,13 +126,13 @@ class RankTasks:
         """
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and any(
-            not task.done and node not in lost and self.sessions[node].is_waited_for
-            for node, task in zip(self._nodes, self._tasks, strict=True)
+            not task.done and node not in lost and session.is_waited_for
+            for node, session, task in self._tasks.values()
         ):
             self._drain(take, POLL_S)
         self._drain(take)
-        for node, task in zip(self._nodes, self._tasks, strict=True):
-            self.sessions[node].discard(task)
+        for _, session, task in self._tasks.values():
+            session.discard(task)
         self._drain(take)
 
     def _drain(self, take: Callable[[GroupEvent[int]], None], wait_s: float = 0) -> None:

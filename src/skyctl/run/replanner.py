@@ -25,6 +25,7 @@ from skyctl.records.problem import Problem
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
+from skyctl.run.elastic_join import ElasticJoins
 from skyctl.run.joined_node import missing_figures, problem_with_node, with_node
 from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import (
@@ -69,6 +70,7 @@ class _JobResult:
         then_s: seconds it would take under the new one.
         is_trial: the plan is made for what was seen, so it must prove better by what is seen, too.
         unknown: what the plan reckons with and nobody knows of the node, in words.
+        problem: that has the node's devices, to enter the attempt under way.
     """
 
     why: str
@@ -80,6 +82,7 @@ class _JobResult:
     failure: str | None = None
     is_trial: bool = False
     unknown: str | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,9 @@ class Replanner:
         why = f"{slow[0]} takes {factors[slow[0]]:.2f} × the predicted time"
         self._begin_job(lambda: _better_plan(plan, problem, why, is_trial=True))
 
-    def update(self, plan: Plan, collected: StepCollector, steps: int) -> None:
+    def update(
+        self, plan: Plan, collected: StepCollector, steps: int, joins: ElasticJoins | None = None
+    ) -> None:
         """Takes what the last search has found, judges a plan on trial, begins the next search.
 
         Call it regularly while an attempt is watched; it does not wait. See ``decided`` for what comes of it.
@@ -186,6 +191,7 @@ class Replanner:
             plan: the one under way.
             collected: the figures of its steps.
             steps: of the whole run.
+            joins: nodes that come may enter the attempt under way; None: they are planned with.
         """
         self._close_replaced()
         left = steps - collected.reported
@@ -196,9 +202,9 @@ class Replanner:
             self._job = None
             result, self._job_result = self._job_result, None
             if result is not None:
-                self._take_result(result, plan, collected, left)
+                self._take_result(result, plan, collected, left, joins)
         if self._job is None and self.decided is None:
-            self._begin_next_job(plan)
+            self._begin_next_job(plan, enters=joins is not None)
 
     def close(self) -> None:
         """Closes the session of a node that was not taken in."""
@@ -210,7 +216,14 @@ class Replanner:
 
     # --- deciding
 
-    def _take_result(self, result: _JobResult, plan: Plan, collected: StepCollector, left: int) -> None:
+    def _take_result(
+        self,
+        result: _JobResult,
+        plan: Plan,
+        collected: StepCollector,
+        left: int,
+        joins: ElasticJoins | None,
+    ) -> None:
         node, callbacks = result.node, self._run.callbacks
         if node is not None and result.session is not None and not self._nodes.take_in(node, result.session):
             return
@@ -220,6 +233,12 @@ class Replanner:
             return
         if result.unknown is not None:
             callbacks.note(f"node {node}: {result.unknown}")
+        if result.problem is not None and node is not None:
+            if joins is not None:
+                joins.offer(node, result.problem, result.why)
+            else:  # that attempt has ended
+                self.request_nodes([node])
+            return
         if result.plan is None or same_stages(result.plan, plan) or not self._has_nodes_of(result.plan):
             return
         if not worth_moving(result.now_s, result.then_s, left, self.restart_s):
@@ -277,10 +296,11 @@ class Replanner:
 
     # --- jobs
 
-    def _begin_next_job(self, plan: Plan) -> None:
+    def _begin_next_job(self, plan: Plan, *, enters: bool) -> None:
         if self._requested:
             name = self._requested.pop(0)
-            self._begin_job(lambda: self._plan_with_node(plan, name, f"node {name} has joined"))
+            why = f"node {name} has joined"
+            self._begin_job(lambda: self._plan_with_node(plan, name, why, enters=enters))
             return
         for name, node in self._nodes.lost.items():
             if not node.trusted or self._returns.get(name, 0) >= MAX_RETURNS:
@@ -291,7 +311,8 @@ class Replanner:
             node.note_try()
             if back:
                 self._returns[name] = self._returns.get(name, 0) + 1
-            self._begin_job(partial(self._plan_with_node, plan, name, f"node {name} is back"))
+            why = f"node {name} is back"
+            self._begin_job(partial(self._plan_with_node, plan, name, why, enters=enters))
             return
 
     def _begin_job(self, work: Callable[[], _JobResult | None]) -> None:
@@ -304,8 +325,8 @@ class Replanner:
         self._job = threading.Thread(target=run, name="looks for a better plan", daemon=True)
         self._job.start()
 
-    def _plan_with_node(self, plan: Plan, name: str, why: str) -> _JobResult:
-        """Connects to the node where that is needed, and plans with it."""
+    def _plan_with_node(self, plan: Plan, name: str, why: str, *, enters: bool) -> _JobResult:
+        """Connects to the node where that is needed, and plans with it, unless it ``enters`` an attempt."""
         lost = self._nodes.lost.get(name)
         session = self._run.sessions.get(name)
         if session is None and lost is not None and lost.has_answered():
@@ -330,6 +351,8 @@ class Replanner:
                 self._request,
             )
             problem = plan.problem if name in nodes_of(plan.problem) else with_node(plan.problem, other, name)
+            if enters:
+                return _JobResult(why, name, session, None, problem=problem)
             unknown = missing_figures(problem, self._first_problem, name)
             better = _better_plan(plan, self._problem_of_run(problem, name), why)
         except SkyctlError as exc:

@@ -31,7 +31,7 @@ class StepCollector:
         owners: what the pipelines' owners are called, in the same order; each of them validates. Empty:
             data is nobody's alone.
         unit: what people call a step (``Rhythm.unit``).
-        is_elastic: ranks may leave, and the others go on.
+        is_elastic: ranks may leave, and the others go on; others may come.
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
@@ -50,6 +50,8 @@ class StepCollector:
     unit: str = "step"
     is_elastic: bool = False
     _changes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    _planned: int = 0
+    _entered: dict[int, int] = field(default_factory=dict)
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
     _compared: int = 0
@@ -60,20 +62,37 @@ class StepCollector:
         self.reported = max(self.reported, self.first)
         self.oldest = self.first
         self.last_ranks = self.last_ranks or (self.ranks - 1,)
+        self._planned = self.ranks
         self._changes.append((self.first, tuple(range(self.ranks))))
 
-    def change_members(self, members: Sequence[int]) -> None:
+    def admit(self, rank: int) -> None:
+        """A rank of the next number may come to make steps; it holds all layers."""
+        self.ranks, self.last_ranks = rank + 1, (*self.last_ranks, rank)
+
+    def change_members(self, members: Sequence[int], step: int) -> None:
         """From now on only these ranks make steps: the others are lost, and nothing is waited for of them.
 
         Of steps that have not ended yet they may have told or not.
+
+        Args:
+            step: the first that ranks make which were none of them before.
         """
+        for rank in members:
+            if rank >= self._planned:
+                self._entered.setdefault(rank, step)
         self._changes.append((self.reported, tuple(members)))
+
+    @property
+    def members_since(self) -> int:
+        """The step with which those began that make steps now."""
+        return max(self._changes[-1][0], *self._entered.values(), self.first)
 
     def ranks_at(self, step: int) -> tuple[int, ...]:
         """The ranks that make that step, in order."""
-        return next(
+        made = next(
             members for first, members in reversed(self._changes) if first <= step or first == self.first
         )
+        return tuple(rank for rank in made if self._entered.get(rank, step) <= step)
 
     def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, ShardDigest] | None:
         """A rank has written its layers; by layer its file, once every rank has written."""
@@ -82,7 +101,8 @@ class StepCollector:
 
     def _whole_checkpoint(self, event: CheckpointEvent) -> dict[int, ShardDigest] | None:
         events = self._checkpoints[event.step]
-        missing = set(self._changes[-1][1]) - events.keys()
+        members = (rank for rank in self._changes[-1][1] if self._entered.get(rank, -1) < event.step)
+        missing = set(members) - events.keys()
         if missing or any(written.error for written in events.values()):
             return None
         for step in [step for step in self._checkpoints if step < event.step]:
@@ -166,8 +186,8 @@ class StepCollector:
         return [self.by_rank[rank][step] for rank in self.ranks_at(step)]
 
     def settled_events(self) -> list[list[StepEvent]]:
-        """By rank, its events of ``settled_steps``."""
-        return [[self.by_rank[rank][step] for step in self.settled_steps] for rank in range(self.ranks)]
+        """By rank of the plan, its events of ``settled_steps``."""
+        return [[self.by_rank[rank][step] for step in self.settled_steps] for rank in range(self._planned)]
 
     def _has_ended(self, step: int) -> bool:
         members = self.ranks_at(step)

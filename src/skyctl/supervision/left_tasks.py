@@ -13,6 +13,7 @@ from skyctl.remote.remote_task import RemoteTask, read_task_message
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_messages import RANK_KINDS
 from skyctl.run.rank_spec import rank_of_task, rank_task_name
+from skyctl.worker.rank_events import MembersEvent, ReadyEvent
 
 
 def gone_nodes(run: LiveRun) -> list[str]:
@@ -26,13 +27,19 @@ def unreached_nodes(run: LiveRun) -> dict[str, SkyctlError]:
 
 
 def ranks_of(run: LiveRun) -> dict[int, RemoteTask] | None:
-    """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
+    """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None.
+
+    Ranks that the others go on without, and those that were still to enter, are left out.
+    """
     if not _is_training(run):
         return None
     nodes = _nodes_by_rank(run)
-    tasks = _newest_tasks(run, nodes)
+    tasks, away = _newest_tasks(run, nodes), _away(run, len(nodes))
     ended = {r for r, event in run.journal.past() if event.get("event") in ("result", "error", "exit")}
     for rank in range(len(nodes)):
+        if rank in away:
+            tasks.pop(rank, None)
+            continue
         task = tasks.get(rank)
         # One that has ended meanwhile may still have to say what with.
         if task is None or (task.done and rank not in ended):
@@ -45,11 +52,13 @@ def some_rank_ended(run: LiveRun) -> bool:
     if not _is_training(run):
         return bool(run.sessions)
     nodes = _nodes_by_rank(run)
-    if not set(nodes).isdisjoint(gone_nodes(run)):
+    away = _away(run, len(nodes))
+    needed = {rank: node for rank, node in enumerate(nodes) if rank not in away}
+    if not set(needed.values()).isdisjoint(gone_nodes(run)):
         return True
     tasks = _newest_tasks(run, nodes)
     return any(
-        node in run.sessions and (rank not in tasks or tasks[rank].done) for rank, node in enumerate(nodes)
+        node in run.sessions and (rank not in tasks or tasks[rank].done) for rank, node in needed.items()
     )
 
 
@@ -83,6 +92,20 @@ def _is_training(run: LiveRun) -> bool:
 def _nodes_by_rank(run: LiveRun) -> list[str]:
     """The nodes of the last attempt, by rank."""
     return [node_of(device) for device in run.journal.state.attempts[-1].devices]
+
+
+def _away(run: LiveRun, ranks: int) -> set[int]:
+    """The ranks of the last attempt that make no steps: the others go on without them, or they are not in."""
+    if run.journal.state.is_script:
+        return set()
+    ready, newest, members = set[int](), -1, set(range(ranks))
+    for rank, event in run.journal.past():
+        with suppress(KeyError, TypeError, ValueError):
+            if event.get("event") == ReadyEvent.kind:
+                ready.add(rank)
+            elif event.get("event") == MembersEvent.kind and int(event["number"]) > newest:
+                newest, members = int(event["number"]), set(map(int, event["members"]))
+    return set(range(ranks)) - (members & ready)
 
 
 def _newest_tasks(run: LiveRun, nodes: Iterable[str]) -> dict[int, RemoteTask]:

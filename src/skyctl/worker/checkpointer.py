@@ -194,8 +194,11 @@ def restore_stage(order: RankOrder, state: StageState, origin: ShardOrigin) -> i
                 hint=f"it was looked for in {folder}; take it from another node, or an earlier step",
             )
         state.read(position, layout.layer_path(folder, step, layer), origin.stamp(step, layer))
-    options = order.checkpoint
-    if options is not None:  # before any rank is resume to start, while no rank writes there yet
+    options, elastic = order.checkpoint, order.elastic
+    enters = elastic is not None and elastic.join is not None  # then its node may be copying others' files
+    if (
+        options is not None and not enters
+    ):  # before any rank is resume to start, while no rank writes there yet
         layout.remove_leftovers(options.folder)
         earlier = [kept for kept in layout.list_steps(options.folder) if kept <= step]
         layout.retain_steps(options.folder, earlier)

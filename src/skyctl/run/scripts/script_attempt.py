@@ -100,7 +100,7 @@ class ScriptAttempt:
             tasks: by rank.
         """
         for state in self._states:
-            self._tasks.adopt(state.rank.node, tasks[state.rank.rank])
+            self._tasks.adopt(state.rank.rank, state.rank.node, tasks[state.rank.rank])
         for number, message in self._run.journal.past():
             state = self._states[number]
             with suppress(ProtocolError):
