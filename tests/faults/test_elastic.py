@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ STEPS, EVERY = 42, 5
 EXACT = ("--sync-format", "fixed32")
 PLANS = {
     "four": ("--parallel", "data", *EXACT, "--sync", "ring", "--assign", "a=1,b=1,c=1,d=1"),
+    "three": ("--parallel", "data", *EXACT, "--assign", "a=2,b=1,c=1"),
     "two": ("--parallel", "data", *EXACT, "--assign", "c=3,d=1"),
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
     "delayed": ("--parallel", "data", "--sync-delay", "1", "--assign", "a=1,b=1,c=1,d=1"),
@@ -143,3 +145,70 @@ def test_what_does_not_survive_is_refused(nodes: Any, plan: str, words: tuple[st
 def test_fewest_pipelines_without_elastic_are_refused(nodes: Any) -> None:
     done = nodes.run_inside("launch", "four.json", "--steps", "3", "--min-pipelines", "2", code=2)
     assert "add --elastic" in " ".join(done.stderr.split())
+
+
+MORE_STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def more_losses(nodes: Any) -> list[float]:
+    """Of a longer run that nothing happens to."""
+    calm = ("--steps", str(MORE_STEPS), "--elastic", "--checkpoint-every", "0", "--json")
+    return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
+
+
+def launch_long(nodes: Any, plan: str = "three") -> Run:
+    run: Run = nodes.launch(
+        f"{plan}.json", "--steps", str(MORE_STEPS), "--checkpoint-every", "50", "--elastic"
+    )
+    return run
+
+
+def ends_alike(run: Run, losses: list[float]) -> str:
+    """It ends in one attempt, with these losses to the last bit; what it said."""
+    err = run.end().stderr
+    run.is_as(losses, 1)
+    assert [step["loss"] for step in run.steps] == losses
+    assert left_of_state(run.skyctl.state) == []
+    return " ".join(err.split())
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_enters_the_attempt(nodes: Any, more_losses: list[float]) -> None:
+    run = launch_long(nodes).wait_for(5)
+    nodes.run_inside("join", run.id, "d", code=0)
+    err = ends_alike(run, more_losses)
+    assert "node d has joined: it enters at step" in err
+    assert re.search(r"entered in step \d+: rank 3 on d/cpu:0 \(node d\); 4 make it now", err), err
+    assert run.state["attempts"][0]["devices"][3:] == ["d/cpu:0"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("part", ["rank", "agent", "first"])
+def test_a_node_that_was_lost_enters_again(nodes: Any, more_losses: list[float], part: str) -> None:
+    run = launch_long(nodes, "four").wait_for(13)
+    node = "a" if part == "first" else "b"
+    os.kill(run.agent(node) if part == "agent" else run.rank(node), signal.SIGKILL)
+    err = ends_alike(run, more_losses)
+    assert re.search(rf"entered in step \d+: rank 4 on {node}/cpu:0", err), err
+
+
+@pytest.mark.matrix
+def test_a_rank_is_killed_as_it_enters_and_tries_again(nodes: Any, more_losses: list[float]) -> None:
+    run = launch_long(nodes).wait_for(5)
+    nodes.run_inside("join", run.id, "d", code=0)
+    os.kill(run.rank("d"), signal.SIGKILL)
+    err = ends_alike(run, more_losses)
+    assert "d/cpu:0 could not enter" in err
+    assert re.search(r"entered in step \d+: rank 4 on d/cpu:0", err), err
+
+
+@pytest.mark.matrix
+def test_who_takes_the_run_over_has_the_ranks_that_entered(nodes: Any, more_losses: list[float]) -> None:
+    run = launch_long(nodes).wait_for(5)
+    nodes.run_inside("join", run.id, "d", code=0)
+    run.until(lambda: "entered in step" in (run.folder / "supervisor.log").read_text())
+    os.kill(run.child.process.pid, signal.SIGKILL)
+    run.child.process.wait()
+    run.attach()
+    ends_alike(run, more_losses)
