@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyctl.agent.task_events import to_message
+from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.records.cluster import Node
 from skyctl.remote.remote_task import TaskExit
-from skyctl.run.attempt_state import AttemptState, MembersChanged, News, Remark, Tell
+from skyctl.run.attempt_state import (
+    AttemptState,
+    CheckpointWritten,
+    MembersChanged,
+    News,
+    NodeEnters,
+    Remark,
+    Tell,
+)
 from skyctl.run.callbacks import StepProgress
+from skyctl.run.rank_messages import admission_keys
 from skyctl.worker.member_messages import Accept, Generation, Prepare
-from skyctl.worker.rank_events import MembersEvent, WitnessAskedEvent
-from skyctl.worker.rank_order import ElasticOrder, RouteTree
-from skyctl.worker.rank_requests import WitnessRequest
+from skyctl.worker.rank_events import (
+    CheckpointEvent,
+    EnvironmentEvent,
+    KeyWantedEvent,
+    MembersEvent,
+    RankResult,
+    StoredEvent,
+    WitnessAskedEvent,
+)
+from skyctl.worker.rank_order import ElasticOrder, JoinOrder, RankOrder, RouteTree
+from skyctl.worker.rank_requests import StoredRequest, WitnessRequest
 
 from ..helpers.events import step_message
 from ..helpers.orders import beside, rank_order, rank_spec
@@ -134,3 +154,119 @@ def test_the_launcher_promises_to_the_first_half_that_asks_and_to_higher_ballots
     assert told.request.accepted is not None
     (told,) = say(state, 0, to_message(WitnessAskedEvent(prepare=Prepare(base, (2, 0)))))
     assert told.request.promise.accepted == following, "what was accepted is proposed again"
+
+
+def entering(state: AttemptState, number: int = RANKS) -> None:
+    """A fourth rank is started, to enter."""
+    first = state.specs[0].order
+    assert isinstance(first, RankOrder)
+    assert first.elastic is not None
+    join = JoinOrder(Path("/given"), 0.1, {0: 100})
+    pipelines = {rank: rank for rank in (*range(RANKS), number)}
+    order = beside(
+        rank_order(steps=first.steps, microbatches=RANKS),
+        number,
+        range(RANKS),
+        ranks=number + 1,
+        elastic=replace(first.elastic, pipelines=pipelines, join=join),
+    )
+    state.admit(rank_spec(number, "new", order), Node(name="new", transport="local"))
+
+
+def let_in(state: AttemptState, number: int = RANKS) -> None:
+    for rank in range(RANKS):
+        for key in admission_keys(rank, number):
+            say(state, rank, to_message(StoredEvent(key, "00")))
+    say(state, number, to_message(FACTS))
+    say(state, number, {"event": "ready"})
+
+
+FACTS = EnvironmentEvent("cpu", ("cpu:0",), "x", 1.0, 1, "3.11", "2.13", None, None, 0.0)
+
+
+def test_a_rank_enters_and_its_steps_are_waited_for_from_then_on() -> None:
+    state = started(steps=6)
+    for step in (0, 1):
+        for rank in range(RANKS):
+            say(state, rank, step_message(step, loss=1.0))
+    entering(state)
+    assert not state.is_starting
+    assert say(state, RANKS, to_message(FACTS)) == [NodeEnters(RANKS, FACTS)]
+    key = min(admission_keys(0, RANKS))
+    assert say(state, RANKS, to_message(KeyWantedEvent(key))) == []
+    assert state.lacks_keys(RANKS) == {0, 1, 2}
+    (told,) = say(state, 0, to_message(StoredEvent(key, "ff")))
+    assert told == Tell(RANKS, StoredRequest(key, "ff"))
+    say(state, RANKS, {"event": "ready"})
+    for rank in range(RANKS):  # of the step before, which it has no part in
+        news = say(state, rank, step_message(2, loss=1.0))
+    assert isinstance(news[-1], StepProgress)
+    members = MembersEvent(1, (0, 1, 2, 3), 3)
+    assert say(state, RANKS, to_message(members)) == [], "the others say so, too"
+    changed, remark = say(state, 0, to_message(members))
+    assert changed == MembersChanged((0, 1, 2, 3))
+    assert isinstance(remark, Remark)
+    assert "entered in step 4: rank 3" in remark.text
+    for rank in range(RANKS):
+        assert say(state, rank, step_message(3, loss=1.0)) == []
+    (ended,) = say(state, RANKS, step_message(3, loss=1.0))
+    assert isinstance(ended, StepProgress)
+    assert ended.step == 3
+    for step in (4, 5):
+        for rank in range(RANKS + 1):
+            say(state, rank, step_message(step, loss=1.0))
+    for rank in range(RANKS + 1):
+        assert not state.has_returned
+        say(state, rank, {"event": "result", "steps": 6})
+    assert state.has_returned
+
+
+def test_a_checkpoint_is_whole_without_a_rank_that_entered_after_it() -> None:
+    state = started(steps=6)
+    entering(state)
+    let_in(state)
+    for rank in range(RANKS):
+        say(state, rank, step_message(0, loss=1.0))
+    say(state, 0, to_message(MembersEvent(1, (0, 1, 2, 3), 1)))
+    shards = {0: ShardDigest(bytes=1, sha256="0" * 64)}
+    for rank in range(RANKS):
+        layers = shards if rank == 0 else {}
+        news = say(state, rank, to_message(CheckpointEvent(1, layers, 0.1)))
+    assert news == [CheckpointWritten(1, shards)]
+
+
+def test_the_attempt_goes_on_and_ends_without_a_rank_that_fails_as_it_enters() -> None:
+    state = started(steps=1, least=3)
+    entering(state)
+    state.ranks[RANKS].failure = TaskExit(event="exit", signal="SIGKILL")
+    assert state.goes_on_without(state.ranks[RANKS])
+    entering(state, RANKS + 1)
+    for rank in range(RANKS):
+        say(state, rank, step_message(0, loss=1.0))
+        say(state, rank, {"event": "result", "steps": 1})
+    state.leave_out(RANKS)
+    assert state.has_returned
+
+
+@pytest.mark.parametrize(
+    ("rank", "event", "fault"),
+    [
+        (0, StoredEvent("sum-listening/0/4", "00"), "it is ready already"),
+        (0, StoredEvent("sum-listening/1/3", "00"), "it is ready already"),
+        (0, StoredEvent("sum-listening/0/3", "00"), "it is ready already"),
+        (3, StoredEvent("sum-listening/0/3", "00"), "it is ready already"),
+        (3, MembersEvent(1, (0, 1, 2, 3), 9), "it enters with step 9"),
+        (3, MembersEvent(1, (0, 1, 2), 0), "its members are ranks 0, 1, 2"),
+        (3, MembersEvent(1, (3, 4), 0), "its members are ranks 3, 4"),
+        (3, WitnessAskedEvent(), "it has not entered yet"),
+        (3, CheckpointEvent(0, {}, 0.1), "it has not entered yet"),
+        (3, RankResult(0), "it has not entered yet"),
+    ],
+)
+def test_what_nobody_says_while_a_rank_enters_ends_who_says_it(rank: int, event: Any, fault: str) -> None:
+    """The keys that a rank is asked for have been set by then."""
+    state = started()
+    entering(state)
+    let_in(state)
+    assert say(state, rank, to_message(event)) == []
+    assert fault in str(state.ranks[rank].failure)

@@ -28,7 +28,7 @@ def join(
     """Add nodes to a run: new ones, or ones that were lost and are back.
 
     Its supervisor connects to them, measures what is not known of them, and restarts the run with them from
-    a checkpoint where that is worth it.
+    a checkpoint where that is worth it. With `launch --elastic` they enter it while it goes on.
     """
     from skyctl.inventory.cluster_file import read_cluster
     from skyctl.records.run_state import ENDED

@@ -240,6 +240,10 @@ class Attempt:
     def leave_out(self, rank: int, why: SkyctlError | None = None) -> None:
         """Ends a rank that is to enter, or has failed; ``why``: it is given up."""
         self.state.leave_out(rank, why)
+        self.end_rank(rank)
+
+    def end_rank(self, rank: int) -> None:
+        """Ends the process of a rank that the others go on without."""
         self._tasks.kill_rank(rank)
 
     def _judge_entering(self, news: NodeEnters) -> None:
@@ -252,10 +256,8 @@ class Attempt:
             return
         for member, request in self._admissions.pop(news.rank, []):
             if not self.state.ranks[member].is_out:
-                with suppress(SkyctlError):
-                    self._tasks.send(member, request)
-        with suppress(SkyctlError):
-            self._tasks.send(news.rank, BuildRequest())
+                self._tell(Tell(member, request))
+        self._tell(Tell(news.rank, BuildRequest()))
 
     def end(self, limit_s: float = 0.0) -> None:
         """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted.
@@ -350,7 +352,7 @@ class Attempt:
         """Does what follows from what ranks have said."""
         for item in news:
             if isinstance(item, Tell):
-                self._tasks.send(item.rank, item.request)
+                self._tell(item)
             elif isinstance(item, MembersChanged):
                 members = [self._orders.specs[rank] for rank in item.members]
                 first = [spec.node for spec in members if spec.pipeline == members[0].pipeline]
@@ -367,6 +369,14 @@ class Attempt:
                 self._run.callbacks.warn(item.text)
             else:
                 self._run.callbacks.note(item.text)
+
+    def _tell(self, item: Tell) -> None:
+        """Raises SkyctlError where a rank can't be told whom the others do not go on without."""
+        try:
+            self._tasks.send(item.rank, item.request)
+        except SkyctlError:
+            if not (self.state.has_started and self._orders.specs[item.rank].is_elastic):
+                raise
 
     def _judge_nodes(self, facts: Mapping[int, EnvironmentEvent]) -> None:
         """Raises MismatchError where nodes are not what the plan was made for, or says it."""

@@ -34,7 +34,7 @@ MAX_TRIES = 3
 """So often a device that was lost enters an attempt again, or fails to."""
 PAUSE_S = 5.0
 """Before a device that was lost is tried again, doubled each time."""
-START_S = 10.0
+START_S = 5.0
 """From a decision to the step with which a device enters, where none was measured."""
 LEAST_STEPS = 3
 """With fewer that were seen, a step takes what is predicted."""
@@ -66,9 +66,10 @@ class EntryGain:
     def text(self) -> str:
         """The figures, for people."""
         saved_s = max(0.0, self.now_s - self.then_s) * self.left
+        waits = f"; a step waits {self.transfer_s:.2g} s for its weights" if self.transfer_s else ""
         return (
             f"steps take {self.then_s:.3g} s instead of {self.now_s:.3g} s, which saves {saved_s:.3g} s of "
-            f"{self.now_s * self.left:.3g} s; to get its weights takes {self.transfer_s:.2g} s"
+            f"{self.now_s * self.left:.3g} s{waits}"
         )
 
 
@@ -199,7 +200,7 @@ class ElasticJoins:
         for device in self._ids:
             if node_of(device) == node:
                 known = self._candidates.setdefault(device, _Candidate(device, why))
-                known.why, known.judged, known.next_try = why, None, 0.0
+                known.why, known.judged, known.tries, known.next_try = why, None, 0, 0.0
 
     def update(self) -> None:
         """Goes on with what is under way, or begins the next; does not wait."""
@@ -244,13 +245,14 @@ class ElasticJoins:
 
     def _note_loss(self, rank: RankState) -> None:
         device, node = rank.spec.device, rank.spec.node
+        self._attempt.end_rank(rank.spec.rank)  # it may stand still
         for other in self._ids:  # those that stand by
             self._candidates.setdefault(other, _Candidate(other, f"{other} stands by"))
         candidate = self._candidates.setdefault(device, _Candidate(device, ""))
         candidate.why = f"{device} is there again"
         candidate.note_try()
         if isinstance(rank.failure, ProtocolError):
-            candidate.tries = MAX_TRIES
+            candidate.tries = MAX_TRIES + 1
             if node in self._run.sessions:
                 self._nodes.give_up(node, rank.failure.message, self.plan, trusted=False)
 
@@ -283,7 +285,7 @@ class ElasticJoins:
                 self._preparing.start()
                 return
             self._run.callbacks.note(
-                f"{candidate.why}, and stays on standby, as it would not pay: {gain.text}"
+                f"{candidate.why}; it stays on standby, as entering would not pay: {gain.text}"
             )
 
     def _gain(self, candidate: _Candidate, members: Collection[str]) -> EntryGain | None:

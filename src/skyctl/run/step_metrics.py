@@ -67,7 +67,7 @@ def build_measurement(
     for rank in ranks:
         told = collected.by_rank.get(rank.rank, {})
         events = [told[i] for i in settled if i in told]
-        if not events:  # it was lost before the first step was over
+        if not events or rank.joins:  # it was lost before the first step was over, or is not of the plan
             continue
         promised = predicted[rank.device]
         replicas.append(
