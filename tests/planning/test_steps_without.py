@@ -32,7 +32,7 @@ N0, N1, N2 = "n0/cpu:0", "n1/cpu:0", "n2/cpu:0"
 
 def shared_out(**more: Any) -> Plan:
     """Three devices, n0 twice as fast: four, two and two microbatches of 6 s, or 3 s on n0."""
-    problem = data_problem(speeds=(2.0, 1.0, 1.0), microbatches=8, **{"rate": 1e4, **more})
+    problem = data_problem(speeds=(2.0, 1.0, 1.0), **{"rate": 1e4, "microbatches": 8, **more})
     return plan_problem(problem, "optimal")
 
 
@@ -204,3 +204,32 @@ def test_of_many_nodes_the_longest_steps_are_said() -> None:
     assert said.endswith("less without others; the step in which it leaves takes up to 26.0 s")
     assert "a0" not in said
     assert "2.00 s (1.25×) without a0, a1, a2, a3 or 2 more" in describe_steps_without(same)
+
+
+def test_a_device_that_is_back_exchanges_with_the_roots() -> None:
+    """Over a star that is as planned; a new one of the same figures takes the place of one that is away."""
+    star = plan_problem(
+        data_problem(speeds=(2.0, 1.0, 1.0), microbatches=8, rate=1e4, sync="star"), "optimal"
+    )
+    assert star.sync is not None
+    (route,) = star.sync.groups[0].routes
+    others = {N0, N1, N2} - {route.root}
+    for device in sorted(others):
+        back = RemainingSteps(star).step_s({device}, [device])
+        assert back == pytest.approx(star.predicted.iteration_s)
+    steps = RemainingSteps(star)
+    assert steps.microbatch_s(N1) == pytest.approx(2 * steps.microbatch_s(N0))
+
+
+def test_with_one_device_more_shares_are_smaller_and_sums_longer() -> None:
+    four = data_problem(speeds=(2.0, 1.0, 1.0, 1.0), microbatches=20, rate=1e4)
+    plan = shared_out(microbatches=20)
+    steps = RemainingSteps(plan, four)
+    now_s, then_s = steps.step_s(), steps.step_s((), ["n3/cpu:0"])
+    assert now_s is not None
+    assert then_s is not None
+    assert then_s < now_s
+    slow = RemainingSteps(plan, data_problem(speeds=(2.0, 1.0, 1.0, 0.01), microbatches=20, rate=1e4))
+    slower_s = slow.step_s((), ["n3/cpu:0"])
+    assert slower_s is not None
+    assert slower_s > now_s, "each has one microbatch at least"
