@@ -157,10 +157,9 @@ def more_losses(nodes: Any) -> list[float]:
     return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
 
 
-def launch_long(nodes: Any, plan: str = "three") -> Run:
-    run: Run = nodes.launch(
-        f"{plan}.json", "--steps", str(MORE_STEPS), "--checkpoint-every", "50", "--elastic"
-    )
+def launch_long(nodes: Any, plan: str = "three", *words: str) -> Run:
+    steps = ("--steps", str(MORE_STEPS), "--checkpoint-every", "50")
+    run: Run = nodes.launch(f"{plan}.json", *steps, "--elastic", *words)
     return run
 
 
@@ -175,7 +174,7 @@ def ends_alike(run: Run, losses: list[float]) -> str:
 
 @pytest.mark.slow
 def test_a_node_that_joins_enters_the_attempt(nodes: Any, more_losses: list[float]) -> None:
-    run = launch_long(nodes).wait_for(5)
+    run = launch_long(nodes, "three", "--encrypt").wait_for(5)
     nodes.run_inside("join", run.id, "d", code=0)
     err = ends_alike(run, more_losses)
     assert "node d has joined: it enters at step" in err
@@ -184,11 +183,12 @@ def test_a_node_that_joins_enters_the_attempt(nodes: Any, more_losses: list[floa
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("part", ["rank", "agent", "first"])
+@pytest.mark.parametrize("part", ["rank", "agent", "first", "frozen"])
 def test_a_node_that_was_lost_enters_again(nodes: Any, more_losses: list[float], part: str) -> None:
     run = launch_long(nodes, "four").wait_for(13)
     node = "a" if part == "first" else "b"
-    os.kill(run.agent(node) if part == "agent" else run.rank(node), signal.SIGKILL)
+    pid = run.agent(node) if part == "agent" else run.rank(node)
+    os.kill(pid, signal.SIGSTOP if part == "frozen" else signal.SIGKILL)
     err = ends_alike(run, more_losses)
     assert re.search(rf"entered in step \d+: rank 4 on {node}/cpu:0", err), err
 
