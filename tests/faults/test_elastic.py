@@ -179,7 +179,8 @@ def test_a_node_that_joins_enters_the_attempt(nodes: Any, more_losses: list[floa
     err = ends_alike(run, more_losses)
     assert "node d has joined: it enters at step" in err
     assert re.search(r"entered in step \d+: rank 3 on d/cpu:0 \(node d\); 4 make it now", err), err
-    assert run.state["attempts"][0]["devices"][3:] == ["d/cpu:0"]
+    entered = run.state["attempts"][0]["devices"][3:]
+    assert set(entered) == {"d/cpu:0"}, err  # on a busy machine it may be lost once, and come again
 
 
 @pytest.mark.matrix

@@ -195,10 +195,8 @@ def test_the_others_end_the_step_and_the_run(
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "victim", [pytest.param(0, marks=pytest.mark.matrix), pytest.param(1, marks=pytest.mark.matrix), 3]
-)
+@pytest.mark.matrix  # tests/faults/test_elastic.py has one of these
+@pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_pipeline_that_loses_a_stage_leaves_and_the_other_makes_its_microbatches(
     workload: Workloads, driver: ModuleType, tmp_path: Path, victim: int
 ) -> None:
