@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -192,6 +194,47 @@ def test_a_node_that_was_lost_enters_again(nodes: Any, more_losses: list[float],
     os.kill(pid, signal.SIGSTOP if part == "frozen" else signal.SIGKILL)
     err = ends_alike(run, more_losses)
     assert re.search(rf"entered in step \d+: rank 4 on {node}/cpu:0", err), err
+
+
+@pytest.mark.matrix
+def test_a_whole_node_stands_still_and_enters_again(nodes: Any, more_losses: list[float]) -> None:
+    """It is given up meanwhile; its old rank has ended, and its session goes on."""
+    run = launch_long(nodes, "four").wait_for(13)
+    stopped = [run.agent("b"), run.rank("b")]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    run.until(lambda: "b" in run.state["lost"])
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    err = ends_alike(run, more_losses)
+    assert re.search(r"entered in step \d+: rank 4 on b/cpu:0", err), err
+
+
+@pytest.mark.matrix
+def test_nodes_come_and_go(nodes: Any, more_losses: list[float]) -> None:
+    run = launch_long(nodes, "four").wait_for(13)
+    draw = random.Random(5)
+    for _ in range(5):
+        run.more(draw.randint(40, 60))
+        for pid in run.processes(draw.choice("abcd"), "skyctl.worker.rank"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    err = ends_alike(run, more_losses)
+    assert err.count("entered in step") >= 2, err
+
+
+@pytest.mark.matrix
+def test_a_run_is_stopped_as_a_rank_enters_and_is_resumed(nodes: Any, more_losses: list[float]) -> None:
+    run = launch_long(nodes).wait_for(5)
+    nodes.run_inside("join", run.id, "d", code=0)
+    run.rank("d")
+    nodes.run_inside("stop", run.id, code=0)
+    run.end(130)
+    run.is_stopped()
+    assert left_of_state(nodes.state) == []
+    nodes.run_inside("launch", "--resume", run.id, code=0)
+    assert len(run.steps) == MORE_STEPS
+    run.loses(run.steps, more_losses)
 
 
 @pytest.mark.matrix
