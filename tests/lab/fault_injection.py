@@ -86,6 +86,22 @@ def disconnect_launcher(state: LabState, node: str) -> None:
     traffic_shaping.run_batch("ip", [_neighbour(there, int(there.address.split(".")[2]), 0)], pid=_pid(there))
 
 
+def disconnect_site(state: LabState, site: int) -> None:
+    """Cuts a site off from all others and from the launcher; its nodes reach each other still."""
+    _set_site_ports(state, site, "nomaster")
+
+
+def reconnect_site(state: LabState, site: int) -> None:
+    """Undoes ``disconnect_site``."""
+    _set_site_ports(state, site, f"master site{site}")
+
+
+def _set_site_ports(state: LabState, site: int, where: str) -> None:
+    between = {"netem": "edge", "user": "tap"}[state.switch]
+    ports = [f"link set {port}{site} {where}" for port in ("up", between)]
+    traffic_shaping.run_batch("ip", ports, pid=_network_pid(state))
+
+
 def _neighbour(node: NodeState, site: int, number: int) -> str:
     subnet = int(node.address.split(".")[1])
     launcher = traffic_shaping.node_address(subnet, site, traffic_shaping.LAUNCHER)

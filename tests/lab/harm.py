@@ -100,6 +100,16 @@ def black(lab: LabState, node: str) -> Iterator[None]:
 
 
 @contextmanager
+def site_cut(lab: LabState, site: int) -> Iterator[None]:
+    """The site's nodes reach each other, and nobody else, for as long as this lasts."""
+    fault_injection.disconnect_site(lab, site)
+    try:
+        yield
+    finally:
+        fault_injection.reconnect_site(lab, site)
+
+
+@contextmanager
 def launcher_cut(lab: LabState, node: str) -> Iterator[None]:
     """The launcher hears nothing of that node for as long as this lasts; its peers do."""
     fault_injection.disconnect_launcher(lab, node)

@@ -8,6 +8,7 @@ since to wait for so long costs no more than to go on without that rank.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ import torch
 
 from skyctl.agent.message_fields import FieldError, read_fields, write_fields
 from skyctl.errors import RunError
+from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 from skyctl.worker.member_messages import MEMBER_MESSAGES, MemberMessage, StatePart
 from skyctl.worker.peer import Peer
@@ -48,17 +50,20 @@ class Arrivals:
     """
 
     def __init__(self, now: float) -> None:
-        self.heard_at = now
+        self.heard_at = self._sign_at = now
         self._gaps: deque[float] = deque(maxlen=KEPT_GAPS)
 
-    def note(self, now: float) -> None:
-        """Something has come."""
-        self._gaps.append(now - self.heard_at)
+    def note(self, now: float, *, is_message: bool = False) -> None:
+        """A sign of life has come, or a message: these come in bursts, and say nothing of what is usual."""
         self.heard_at = now
+        if not is_message:
+            self._gaps.append(now - self._sign_at)
+            self._sign_at = now
 
     def excuse(self, seconds: float) -> None:
         """This rank has stood still itself for so long, and could hear nobody."""
         self.heard_at += seconds
+        self._sign_at += seconds
 
     def limit_s(self, step_s: float | None) -> float | None:
         """The silence after which the line is lost; None: not known yet.
@@ -177,9 +182,11 @@ class MemberLines:
                 data = torch.empty(message.bytes if isinstance(message, StatePart) else 0, dtype=torch.uint8)
                 if data.numel():
                     peer.recv(data, _DATA_TAG).wait()
-                self._arrivals[rank].note(time.monotonic())
+                self._arrivals[rank].note(time.monotonic(), is_message=nbytes > 0)
                 self._received(rank, message, data.numpy().tobytes())
-        except RunError:
+        except RunError as exc:
+            if isinstance(exc, PeerProtocolError):  # nobody else says why that rank is left out
+                print(f"{exc.message}: it is left out", file=sys.stderr, flush=True)
             self.lose(rank)
 
     def _beat(self) -> None:

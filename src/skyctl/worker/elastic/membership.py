@@ -285,7 +285,7 @@ class Membership:
                 self._ask_witness(message)
             else:
                 self._lines.send(rank, message)
-        given_up = agreement.generation.number - agreement.may_vote
+        given_up = agreement.generation.number - (agreement.may_vote and not agreement.is_cut_off)
         if given_up > self._interrupted:
             self._interrupted = given_up
             self._on_change(given_up)
