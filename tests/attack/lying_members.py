@@ -83,7 +83,7 @@ def play(liar: int, lie: Lie) -> Outcome:
                         told.set()
                     if step == LIE_AT and rank == late:
                         may_vote.wait(LIMIT_S)
-                    while not members[rank].vote(members[rank].generation.number, step, f"{step:032x}"):
+                    while not members[rank].vote(members[rank].generation.number, step, {0: f"{step:032x}"}):
                         pass
                     outcome.applied[rank].append(step)
                 members[rank].leave()
@@ -113,4 +113,12 @@ def play(liar: int, lie: Lie) -> Outcome:
 
 def _membership(rank: int, peers: dict[int, Peer]) -> Membership:
     first = Generation(0, tuple(range(COUNT)), SHARES)
-    return Membership(rank, first, MICROBATCHES, peers, ask_witness=None, on_change=lambda _number: None)
+    return Membership(
+        rank,
+        first,
+        MICROBATCHES,
+        peers,
+        pipelines={other: other for other in range(COUNT)},
+        ask_witness=None,
+        on_change=lambda _number: None,
+    )

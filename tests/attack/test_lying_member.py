@@ -34,7 +34,9 @@ def says(*messages: object) -> Lie:
 
 def generation(members: tuple[int, ...] = (0, 1, 2), **fields: object) -> Generation:
     shares = {0: (0, 2), 1: (2, 4), 2: (4, 6)}
-    return Generation(1, members, fields.pop("shares", shares), step=LIE_AT, **fields)  # type: ignore[arg-type]
+    held = {rank: (share,) for rank, share in shares.items()}
+    told = {"shares": shares, "step": LIE_AT, "held": held, **fields}
+    return Generation(1, members, **told)  # type: ignore[arg-type]
 
 
 def honest_end(outcome: Outcome) -> None:
@@ -49,16 +51,16 @@ NOT_HEEDED = {
     "a promise that nobody asked for, twice": says(*[Promise(0, (1, 0), step=LIE_AT)] * 2),
     "an acceptance of what nobody proposed": says(Accepted(0, (1, 0))),
     "a refusal": says(Refused(0, (99_999_999, 2))),
-    "messages of later generations": says(*[Vote(7, LIE_AT, "0" * 32)] * 50),
-    "a vote for a step that isn't, taken back": says(Vote(0, 99, "0" * 32)),
-    "another digest, taken back": says(Vote(0, LIE_AT, "f" * 32)),
-    "a vote for a step that is over": says(Vote(0, 0, "0" * 32)),
+    "messages of later generations": says(*[Vote(7, LIE_AT, {0: "0" * 32})] * 50),
+    "a vote for a step that isn't, taken back": says(Vote(0, 99, {0: "0" * 32})),
+    "another digest, taken back": says(Vote(0, LIE_AT, {0: "f" * 32})),
+    "a vote for a step that is over": says(Vote(0, 0, {0: "0" * 32})),
 }
 REFUSED = {
     "a generation with itself twice": says(Chosen(generation((0, 1, 2, 2)))),
     "a generation with a rank that is none": says(Chosen(generation((0, 1, 7)))),
     "shares beyond the batch": says(Chosen(generation(shares={0: (0, 2), 1: (2, 4), 2: (4, 9)}))),
-    "extra beyond the batch": says(Accept(0, (1, 2), generation(extra={2: ((0, 99_999_999),)}))),
+    "held beyond the batch": says(Accept(0, (1, 2), generation(held={2: ((0, 99_999_999),)}))),
     "what is no message": lambda teller: teller.writes(b'{"kind": "vote", "number": "x"}'),
     "a text that is none": lambda teller: teller.writes(b"\xff\x00"),
     "a huge message": lambda teller: teller.announces(1 << 40),
@@ -90,20 +92,26 @@ def test_accused_ranks_leave_and_nobody_waits() -> None:
     assert any("go on without rank" in str(error) for error in outcome.errors.values()), outcome.errors
 
 
-@pytest.mark.xfail(strict=True, reason="is not checked yet")
+UNSIGNED = pytest.mark.xfail(strict=True, reason="votes are not signed: who has the sum believes the others")
+
+
 @pytest.mark.parametrize(
     ("liar", "lie"),
     [
-        pytest.param(0, says(Commit(0, LIE_AT)), id="the arbiter commits without votes"),
+        pytest.param(0, says(Commit(0, LIE_AT)), marks=UNSIGNED, id="the arbiter commits without votes"),
         pytest.param(0, says(Commit(0, 99_999)), id="the arbiter commits a step that isn't"),
-        pytest.param(LIAR, says(Chosen(generation(is_applied=True))), id="a generation applies a step"),
+        pytest.param(
+            LIAR,
+            says(Chosen(generation(is_applied=True))),
+            marks=UNSIGNED,
+            id="a generation applies a step",
+        ),
     ],
 )
 def test_no_step_takes_effect_before_all_have_voted(liar: int, lie: Lie) -> None:
     assert play(liar, lie).early == []
 
 
-@pytest.mark.xfail(strict=True, reason="is not checked yet")
 @pytest.mark.parametrize(
     "lie",
     [

@@ -80,15 +80,21 @@ class Generation:
             return f"those who have no weights yet are {self.new}"
         if self.shares.keys() != heads or not self.held.keys() <= heads:
             return "its shares are not of its members"
-        held = (one for some in self.held.values() for one in some)
-        return shares_fault((*self.shares.values(), *held), microbatches)
+        if fault := shares_fault(self.shares.values(), microbatches):
+            return fault
+        held = [one for some in self.held.values() for one in some]
+        has_none = not held and (self.is_applied or not self.number)
+        return None if has_none else shares_fault(held, microbatches)
 
 
 def shares_fault(shares: Iterable[IndexRange], microbatches: int) -> str | None:
-    """What is wrong with ranges of a step's microbatches; None: nothing."""
-    if any(not 0 <= first <= stop <= microbatches for first, stop in shares):
-        return f"its shares are not of {microbatches} microbatches"
-    return None
+    """What is wrong with ranges that share out a step's microbatches; None: nothing, each is in one."""
+    end = 0
+    for first, stop in sorted(shares):
+        if first > stop or (first < stop and first != end):
+            return f"its shares are not of {microbatches} microbatches"
+        end = max(end, stop)
+    return None if end == microbatches else f"its shares are not of {microbatches} microbatches"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -93,6 +94,8 @@ def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> N
         (Generation(1, (0, 2), {0: (0, 6)}), "not of its members"),
         (Generation(1, (0,), {0: (0, 7)}), "not of 6 microbatches"),
         (Generation(1, (0,), {0: (0, 6)}, held={0: ((4, 3),)}), "not of 6 microbatches"),
+        (Generation(1, (0,), {0: (0, 6)}, held={0: ((0, 4),)}), "not of 6 microbatches"),
+        (Generation(1, (0, 1), {0: (0, 4), 1: (3, 6)}), "not of 6 microbatches"),
         (Generation(1, (0,), {0: (0, 6)}, held={2: ((3, 4),)}), "not of its members"),
         (Generation(1, (0,), {0: (0, 6)}, new=(0,)), "no weights yet"),
         (Generation(1, (0,), {0: (0, 6)}, new=(1,)), "no weights yet"),
@@ -101,7 +104,9 @@ def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> N
 def test_a_generation_that_no_honest_rank_proposes_is_refused(generation: Generation, fault: str) -> None:
     pipelines = {0: 0, 1: 1, 2: 2, 3: 3, 4: 3}
     assert fault in str(generation.fault(pipelines, 6))
-    assert Generation(1, (0, 2), {0: (0, 6), 2: (6, 6)}).fault(pipelines, 6) is None
+    whole = Generation(1, (0, 2), {0: (0, 6), 2: (6, 6)}, held={0: ((0, 2), (4, 6)), 2: ((2, 4),)})
+    assert whole.fault(pipelines, 6) is None
+    assert replace(whole, is_applied=True, held={}).fault(pipelines, 6) is None
 
 
 def test_a_message_that_is_none_names_its_sender() -> None:

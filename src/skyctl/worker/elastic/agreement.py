@@ -328,8 +328,14 @@ class Agreement:
             for member in members:
                 self._send(member, Commit(self.generation.number, vote.step, shares))
 
+    def lacks_sum(self, generation: Generation) -> bool:
+        """Whether a generation says that all members have a sum which this one has not: a lie."""
+        if not generation.is_applied or self.is_new or self.rank not in generation.members:
+            return False
+        return self.step < generation.step or (self.step == generation.step and self._digests is None)
+
     def _commit(self, commit: Commit) -> None:
-        if commit.step > self.committed:
+        if commit.step == self.step and self._digests is not None:  # else this rank has not voted for it
             self.committed, self._digests = commit.step, None
             self.is_first = self._is_first_in(self.generation)
             self.shares = self.shares if commit.shares is None else commit.shares

@@ -17,12 +17,15 @@ from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.agreement import BEFORE_ALL, WITNESS, Agreement, OwnWork
 from skyctl.worker.elastic.member_lines import MemberLines
 from skyctl.worker.member_messages import (
+    Chosen,
     Commit,
     Digests,
     Generation,
     Heard,
     Knock,
     MemberMessage,
+    Prepare,
+    Promise,
     Ranges,
     StatePart,
     generations_in,
@@ -259,7 +262,14 @@ class Membership:
             heads = {self._pipelines[member] for member in self.generation.members}
             if fault is not None or not message.shares.keys() >= heads:
                 raise PeerProtocolError(f"rank {rank} deals shares that are none", peer_rank=rank)
+        if isinstance(message, Promise) and any(stop > self._microbatches for _, stop in message.held):
+            raise PeerProtocolError(f"rank {rank} makes microbatches that there are not", peer_rank=rank)
         with self._changed:
+            told = [message] if isinstance(message, Chosen | Prepare) else []
+            if any(map(self._agreement.lacks_sum, (one for text in told for one in generations_in(text)))):
+                raise PeerProtocolError(
+                    f"rank {rank} says that all have a sum, and this rank has not", peer_rank=rank
+                )
             if rank != WITNESS:
                 self._agreement.hear(rank)
             if isinstance(message, Heard):
