@@ -180,6 +180,7 @@ def played(
     def strike(pool: Any) -> None:
         nonlocal struck_at
         struck_at = time.monotonic()
+        assert victim is not None
         ranks.strike(pool, victim)
 
     def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:

@@ -178,10 +178,10 @@ class Turn:
             self._held.hold(rank, UNHELD)
         shares = [stop - first for first, stop in even_shares(self._batch, paces).values()]
         ranks = Ranks(shares, strike=lambda *_: None)
-        given = [
-            replace(order, elastic=replace(order.elastic, dynamic=dynamic))
-            for order in orders(self._driver, ranks, self._batch, steps)
-        ]
+        given = []
+        for order in orders(self._driver, ranks, self._batch, steps):
+            assert order.elastic is not None
+            given.append(replace(order, elastic=replace(order.elastic, dynamic=dynamic)))
         done = self._pool.run(given, watch)
         assert not done.errors, done.errors
         return told

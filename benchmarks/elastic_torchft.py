@@ -173,4 +173,4 @@ class Run:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

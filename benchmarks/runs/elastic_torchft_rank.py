@@ -57,9 +57,8 @@ def main():
         replica_id=f"group{told['rank']}",
     )
     replica = DistributedDataParallel(manager, model)
-    print(
-        "bench", json.dumps({"ready": True}), flush=True
-    )  # it gives signs of life: the first quorum waits for it
+    # it gives signs of life: the first quorum waits for it
+    print("bench", json.dumps({"ready": True}), flush=True)
     sys.stdin.readline()
     while (step := manager.current_step()) < told["steps"]:
         inputs, targets = (part.chunk(told["ranks"])[told["rank"]] for part in drawn[step])

@@ -71,10 +71,11 @@ class Arrivals:
         Args:
             step_s: a step's usual time; None: not known yet.
         """
-        if step_s is None or len(self._gaps) < LEAST_GAPS:
+        gaps = list(self._gaps)  # another thread adds to them
+        if step_s is None or len(gaps) < LEAST_GAPS:
             return None
-        usual_s = median(self._gaps)
-        spread_s = median(abs(gap - usual_s) for gap in self._gaps)
+        usual_s = median(gaps)
+        spread_s = median(abs(gap - usual_s) for gap in gaps)
         return usual_s + SPREADS * spread_s + step_s
 
 

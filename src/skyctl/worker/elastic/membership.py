@@ -335,4 +335,5 @@ class Membership:
         return OwnWork(self.left, self.pace_s)
 
     def _usual_step_s(self) -> float | None:
-        return median(self._step_times) if len(self._step_times) >= _LEAST_STEPS else None
+        times = list(self._step_times)
+        return median(times) if len(times) >= _LEAST_STEPS else None
