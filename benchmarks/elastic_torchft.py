@@ -19,7 +19,6 @@ import os
 import random
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
