@@ -145,6 +145,7 @@ def test_a_link_is_cut_and_the_others_end_that_step(
     assert alone == digests[: len(alone)]
     assert len(alone) < len(digests)
     assert cluster.settled("n1", "n2", "n4") == {}
+    cluster.run("checkpoint", "rm", run.id, "--yes")  # what the lost node still had
 
 
 def test_of_two_sites_only_the_launchers_goes_on(
@@ -176,8 +177,8 @@ def test_the_launcher_is_killed_and_then_a_rank(
 ) -> None:
     """Three of four need no witness: they go on without the launcher, and ``attach`` finds them there."""
     run = cluster.launch(*RUN, "5").wait_for(AT)
-    run.child.kill()
     victim = run.rank("n3")
+    run.child.kill()
     os.kill(victim, signal.SIGKILL)
     struck = len(written.of("n3"))
     until(lambda: len(written.of("n1")) >= struck + 10, run.told)
