@@ -72,7 +72,7 @@ def test_memory_does_not_grow_with_the_number_of_steps(monkeypatch: pytest.Monke
     assert [len(events) for events in collected.settled_events()] == [
         collected.reported - collected.oldest
     ] * 2
-    rank: Any = SimpleNamespace(rank=0, device="n0/cpu:0")
+    rank: Any = SimpleNamespace(joins=False, rank=0, device="n0/cpu:0")
     made = plan(problem(speeds=[1.0]))
     done = build_measurement("r", made, [rank], collected, None, pipeline_simulations(made))
     assert [(one.step, one.loss, one.iteration_s) for one in done.steps] == [
@@ -97,7 +97,7 @@ def test_a_measurement_has_the_interval_of_its_plan() -> None:
     for step in range(3):
         collected.add(0, step_event(step))
     collected.complete()
-    rank: Any = SimpleNamespace(rank=0, device="n0/cpu:0")
+    rank: Any = SimpleNamespace(joins=False, rank=0, device="n0/cpu:0")
     for given in (made, made.model_copy(update={"predicted": sure})):
         done = build_measurement("r", given, [rank], collected, None, pipeline_simulations(given))
         assert done.predicted_interval == given.predicted.interval
@@ -117,7 +117,7 @@ def test_a_devices_steps_are_kept_where_they_are_of_its_layers_alone(
         for rank in range(2):
             collected.add(rank, step_event(step, forward_s=0.1, backward_s=0.2))
     collected.complete()
-    ranks: Any = [SimpleNamespace(rank=rank, device=f"n{rank}/cpu:0") for rank in range(2)]
+    ranks: Any = [SimpleNamespace(joins=False, rank=rank, device=f"n{rank}/cpu:0") for rank in range(2)]
     done = build_measurement("r", made, ranks, collected, None, pipeline_simulations(made))
     assert [len(replica.layer_steps_s) for replica in done.replicas] == [kept, kept]
 
