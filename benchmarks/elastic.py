@@ -18,6 +18,7 @@ import argparse
 import json
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -52,20 +53,21 @@ class Ranks:
     Attributes:
         shares: microbatches of each.
         strike: called with the processes and a rank; that is lost from then on, or for a while.
-        heal: called with that rank once the others have ended.
+        heal: called with the same once the others have ended; the rank ends then, too.
         addresses: of each.
         prefix: by number, what to put before a process's command.
     """
 
     shares: Sequence[int]
     strike: Callable[[Any, int], None]
-    heal: Callable[[int], None] = lambda _rank: None
+    heal: Callable[[Any, int], None] = lambda _pool, _rank: None
     addresses: Sequence[str] = (LOCALHOST,) * len(SHARES)
     prefix: Callable[[int], Sequence[str]] = lambda _number: ()
 
 
 def main() -> None:
     """Loses one rank in each run."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is taken down then, too
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="?", type=int, default=40)
     ways = parser.add_mutually_exclusive_group()
@@ -131,10 +133,15 @@ def ranks_for(way: str) -> Iterator[Ranks]:
         with tempfile.TemporaryDirectory() as folder, lab.lab_of(_SPEC, "elastic", folder) as state:
             faults = lab.of_tests("lab.fault_injection")
             names = [node.name for node in state.nodes]
+
+            def heal(pool: Any, rank: int) -> None:
+                _kill(pool, rank)  # it may wait in a sum for good, and is none of the others
+                faults.reconnect(state, names[rank])
+
             yield Ranks(
                 SHARES,
                 strike=lambda _pool, rank: faults.disconnect(state, names[rank]),
-                heal=lambda rank: faults.reconnect(state, names[rank]),
+                heal=heal,
                 addresses=[node.address for node in state.nodes],
                 prefix=lambda number: ["nsenter", "-t", str(state.nodes[number].process.pid), "-n", "--"],
             )
@@ -179,8 +186,8 @@ def played(
 
     def strike(pool: Any) -> None:
         nonlocal struck_at
-        struck_at = time.monotonic()
         assert victim is not None
+        struck_at = time.monotonic()
         ranks.strike(pool, victim)
 
     def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:
@@ -188,7 +195,7 @@ def played(
         if event["event"] == "result":
             ended.add(rank)
             if victim is not None and ended == set(range(len(ranks.shares))) - {victim}:
-                ranks.heal(victim)
+                ranks.heal(pool, victim)
         if event["event"] != "step" or (rank == victim and struck_at):
             return
         if victim is not None and event["step"] == strike_step and timer is None:

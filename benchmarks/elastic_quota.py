@@ -17,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -79,6 +81,7 @@ def quotas(cpus: float, period_ms: float) -> Iterator[Quotas]:
 
 def main() -> None:
     """Both sides in turns."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is taken down then, too
     parser = argparse.ArgumentParser()
     parser.add_argument("turns", nargs="?", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="samples, each a microbatch")
@@ -178,10 +181,11 @@ class Turn:
             self._held.hold(rank, UNHELD)
         shares = [stop - first for first, stop in even_shares(self._batch, paces).values()]
         ranks = Ranks(shares, strike=lambda *_: None)
-        given = []
-        for order in orders(self._driver, ranks, self._batch, steps):
-            assert order.elastic is not None
-            given.append(replace(order, elastic=replace(order.elastic, dynamic=dynamic)))
+        given = [
+            replace(order, elastic=replace(order.elastic, dynamic=dynamic))
+            for order in orders(self._driver, ranks, self._batch, steps)
+            if order.elastic is not None
+        ]
         done = self._pool.run(given, watch)
         assert not done.errors, done.errors
         return told

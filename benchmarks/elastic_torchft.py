@@ -8,7 +8,7 @@ torchft's defaults, but for the 10 s of stragglers that its README has.
 
     python3.11 -m venv build/torchft
     build/torchft/bin/pip install torch==2.13.0 torchft==0.2.0 numpy
-    python benchmarks/elastic_torchft.py build/torchft [RUNS]
+    python benchmarks/elastic_torchft.py [RUNS] --environment build/torchft
 """
 
 from __future__ import annotations
@@ -36,10 +36,15 @@ JOIN_TIMEOUT_MS = 10_000
 def main() -> None:
     """A calm run, and so many with a kill."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("environment", type=Path, help="a virtual environment that has torchft")
+    parser.add_argument(
+        "--environment", type=Path, metavar="DIR", help="a virtual environment that has torchft"
+    )
     parser.add_argument("runs", nargs="?", type=int, default=3)
     options = parser.parse_args()
     row: dict[str, Any] = {"benchmark": "elastic torchft", "steps": STEPS}
+    if options.environment is None:
+        print(json.dumps(row | {"unavailable": "name an environment that has it with --environment"}))
+        return
     calm = Run(options.environment, None, 0.0)
     row["calm"] = calm.figures()
     step_s = row["calm"]["seconds"] / STEPS

@@ -57,8 +57,9 @@ def main():
         replica_id=f"group{told['rank']}",
     )
     replica = DistributedDataParallel(manager, model)
-    # it gives signs of life: the first quorum waits for it
-    print("bench", json.dumps({"ready": True}), flush=True)
+    print(
+        "bench", json.dumps({"ready": True}), flush=True
+    )  # it gives signs of life: the first quorum waits for it
     sys.stdin.readline()
     while (step := manager.current_step()) < told["steps"]:
         inputs, targets = (part.chunk(told["ranks"])[told["rank"]] for part in drawn[step])

@@ -33,6 +33,7 @@ from skyctl.worker.rank_events import (
     ValidationEvent,
     WitnessAskedEvent,
 )
+from skyctl.worker.rank_order import MEMBER_PURPOSE, SUM_PURPOSE
 
 RANK_KINDS: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
 """By ``event``, the records of what ranks send."""
@@ -41,13 +42,11 @@ MAX_NOTES = 1000
 MAX_KEYS, MAX_KEYS_BY_RANK = 64, 8
 """Of the store over which ranks find each other a rank may use so many, and so many more for each rank."""
 _START = (EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
-_PURPOSES = ("member", "sum")
-"""Of the connections over which a rank that enters is let in (``worker.world``)."""
 
 
 def admission_keys(rank: int, joining: int) -> frozenset[str]:
     """What a rank sets for one that is to enter: where it listens for it."""
-    return frozenset(f"{purpose}-listening/{rank}/{joining}" for purpose in _PURPOSES)
+    return frozenset(f"{purpose}-listening/{rank}/{joining}" for purpose in (MEMBER_PURPOSE, SUM_PURPOSE))
 
 
 def own_key_fault(key: str, rank: int) -> str | None:

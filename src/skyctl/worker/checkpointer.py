@@ -196,9 +196,8 @@ def restore_stage(order: RankOrder, state: StageState, origin: ShardOrigin) -> i
         state.read(position, layout.layer_path(folder, step, layer), origin.stamp(step, layer))
     options, elastic = order.checkpoint, order.elastic
     enters = elastic is not None and elastic.join is not None  # then its node may be copying others' files
-    if (
-        options is not None and not enters
-    ):  # before any rank is resume to start, while no rank writes there yet
+    # before any rank is to start, while no rank writes there yet
+    if options is not None and not enters:
         layout.remove_leftovers(options.folder)
         earlier = [kept for kept in layout.list_steps(options.folder) if kept <= step]
         layout.retain_steps(options.folder, earlier)

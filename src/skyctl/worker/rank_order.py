@@ -31,6 +31,8 @@ IndexRange = tuple[Index, Index]
 """From the first one to the one behind the last."""
 Ranks = tuple[Index, ...]
 Secret = Annotated[str, MaxLength(200)]
+MEMBER_PURPOSE, SUM_PURPOSE = "member", "sum"
+"""Of the connections that ranks of elastic runs have beside those of their pipeline."""
 
 
 @dataclass(frozen=True)

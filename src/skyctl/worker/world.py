@@ -25,12 +25,11 @@ from skyctl.transport.torch_backend import join, planned_group, planned_pair
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer
 from skyctl.worker.rank_events import KeyWantedEvent, StoredEvent
-from skyctl.worker.rank_order import WorldOrder
+from skyctl.worker.rank_order import MEMBER_PURPOSE, SUM_PURPOSE, WorldOrder
 from skyctl.worker.rank_requests import StoredRequest
 from skyctl.worker.trace import clock_offset
 from skyctl.worker.trace.trace_recorder import TraceRecorder
 
-MEMBER_PURPOSE, SUM_PURPOSE = "member", "sum"
 _c10d: Any = dist  # Store is not in torch's type stubs
 
 

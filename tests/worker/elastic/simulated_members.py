@@ -7,7 +7,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from skyctl.worker.elastic.agreement import WITNESS, Acceptor, Agreement, OwnWork
+from skyctl.worker.elastic.acceptor import Acceptor
+from skyctl.worker.elastic.agreement import WITNESS, Agreement, OwnWork
 from skyctl.worker.elastic.microbatch_shares import even_shares, numbers_in
 from skyctl.worker.member_messages import (
     Accept,

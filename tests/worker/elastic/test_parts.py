@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from skyctl.transport.transfer_errors import PeerProtocolError
-from skyctl.worker.elastic.agreement import next_generation
 from skyctl.worker.elastic.member_lines import Arrivals, read_message
 from skyctl.worker.elastic.microbatch_shares import Paces, deal, even_shares, hand_out, ranges_of
+from skyctl.worker.elastic.next_generation import next_generation
 from skyctl.worker.member_messages import Generation, Promise
 from skyctl.worker.peer import Peer
 

@@ -103,7 +103,6 @@ class MemberLines:
         self._locks = {rank: threading.Lock() for rank in peers}
         self._beats: dict[int, deque[Work]] = {rank: deque() for rank in peers}
         self._is_closed = threading.Event()
-        self._changing = threading.Lock()
 
     def start(self) -> None:
         """Begins to listen, and to give signs of life."""
@@ -113,9 +112,8 @@ class MemberLines:
 
     def add(self, rank: int, peer: Peer) -> None:
         """One line more, to a rank that has joined; it is used from now on."""
-        with self._changing:
-            self._locks[rank], self._beats[rank] = threading.Lock(), deque()
-            self._peers[rank] = peer
+        self._locks[rank], self._beats[rank] = threading.Lock(), deque()
+        self._peers[rank] = peer
         self._hear(rank)
 
     def _hear(self, rank: int) -> None:

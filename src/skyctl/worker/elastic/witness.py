@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyctl.worker.elastic.agreement import Acceptor
+from skyctl.worker.elastic.acceptor import Acceptor
 from skyctl.worker.member_messages import Accepted, Refused
 from skyctl.worker.rank_events import WitnessAskedEvent
 from skyctl.worker.rank_requests import WitnessRequest
