@@ -117,7 +117,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
         self._options = options or MeshOptions()
         self._handle = ""
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run_calls, daemon=True, name="collectives").start()
+        self._thread = threading.Thread(target=self._run_calls, daemon=True, name="collectives")
+        self._thread.start()
 
     def rank(self) -> int:
         """This process's rank among the group's present members."""
@@ -171,6 +172,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
         """What ``dist.destroy_process_group`` calls: what was sent still arrives."""
         self.close(graceful=True)
         self._calls.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()  # at the interpreter's end torch aborts a process whose thread is in it
 
     # --- other members, as torch.distributed asks for them since 2.14
 
