@@ -10,6 +10,7 @@ not go on at all.
     python benchmarks/elastic.py [RUNS] --freeze    # it is stopped for 20 s
     python benchmarks/elastic.py [RUNS] --cut       # its link passes nothing any more; needs root
     python benchmarks/elastic.py [RUNS] --pair      # there are two replicas, and this process is the witness
+    python benchmarks/elastic.py [RUNS] --stage     # it is one of two pipelines' stages, and is killed
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 MODEL, LAYERS, BATCH = "gpt:layers=2,hidden=64,heads=4,context=64", 6, 16
 SHARES, PAIR = (2, 6, 4, 4), (6, 10)
+CUTS = [0, 3, LAYERS]
+"""Of pipelines of two stages."""
 STEPS_AFTER, FREEZE_S, STALL_S = 12, 20.0, 45.0
 STRIKE_STEP = 24
 """So late that ranks know which silence of others is usual: eight signs of life, one each 0.1 s."""
@@ -51,11 +54,12 @@ class Ranks:
     """Where ranks run, and how one is lost.
 
     Attributes:
-        shares: microbatches of each.
+        shares: microbatches of each; with stages those of each pipeline.
         strike: called with the processes and a rank; that is lost from then on, or for a while.
         heal: called with the same once the others have ended; the rank ends then, too.
         addresses: of each.
         prefix: by number, what to put before a process's command.
+        cuts: where the stages of a pipeline begin and end.
     """
 
     shares: Sequence[int]
@@ -63,6 +67,17 @@ class Ranks:
     heal: Callable[[Any, int], None] = lambda _pool, _rank: None
     addresses: Sequence[str] = (LOCALHOST,) * len(SHARES)
     prefix: Callable[[int], Sequence[str]] = lambda _number: ()
+    cuts: Sequence[int] = (0, LAYERS)
+
+    @property
+    def count(self) -> int:
+        """Of all pipelines."""
+        return len(self.shares) * (len(self.cuts) - 1)
+
+    def leaving(self, victim: int) -> set[int]:
+        """The ranks of the pipeline that loses one."""
+        stages = len(self.cuts) - 1
+        return {victim - victim % stages + stage for stage in range(stages)}
 
 
 def main() -> None:
@@ -71,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="?", type=int, default=40)
     ways = parser.add_mutually_exclusive_group()
-    for way in ("freeze", "cut", "pair"):
+    for way in ("freeze", "cut", "pair", "stage"):
         ways.add_argument(f"--{way}", dest="way", action="store_const", const=way, default="kill")
     parser.add_argument("--step", type=int, default=STRIKE_STEP, metavar="N", help="after which it is lost")
     options = parser.parse_args()
@@ -94,7 +109,7 @@ def measure(ranks: Ranks, runs: int, step: int) -> dict[str, Any]:
     gaps, pauses, equal, within = [], [], 0, 0
     for run in range(runs):
         draw = random.Random(run)
-        victim = draw.randrange(len(ranks.shares))
+        victim = draw.randrange(ranks.count)
         struck = played(ranks, victim, step, draw.random() * step_s)
         if struck is None:
             continue
@@ -147,6 +162,8 @@ def ranks_for(way: str) -> Iterator[Ranks]:
             )
     elif way == "freeze":
         yield Ranks(SHARES, _freeze)
+    elif way == "stage":
+        yield Ranks(PAIR, _kill, cuts=CUTS)
     else:
         yield Ranks(PAIR if way == "pair" else SHARES, _kill)
 
@@ -181,6 +198,7 @@ def played(
     driver = worker_driver()
     ends: dict[int, float] = {}
     ended: set[int] = set()
+    leaving = set() if victim is None else ranks.leaving(victim)
     struck_at = 0.0
     timer: threading.Timer | None = None
 
@@ -194,9 +212,9 @@ def played(
         nonlocal timer
         if event["event"] == "result":
             ended.add(rank)
-            if victim is not None and ended == set(range(len(ranks.shares))) - {victim}:
+            if victim is not None and ended == set(range(ranks.count)) - leaving:
                 ranks.heal(pool, victim)
-        if event["event"] != "step" or (rank == victim and struck_at):
+        if event["event"] != "step" or (rank in leaving and struck_at):
             return
         if victim is not None and event["step"] == strike_step and timer is None:
             timer = threading.Timer(delay_s, strike, (pool,))
@@ -204,15 +222,16 @@ def played(
         ends[event["step"]] = time.monotonic()
 
     with tempfile.TemporaryDirectory() as folder:
-        pool = driver.Pool(len(ranks.shares), Path(folder), ranks.prefix)
+        pool = driver.Pool(ranks.count, Path(folder), ranks.prefix)
         pool.stall_s = STALL_S
         try:
             try:
                 done = pool.run(orders(driver, ranks, BATCH, strike_step + STEPS_AFTER), watch)
             except AssertionError:
                 return None
-            first = min(rank for rank in done.results if rank != victim)
-            weights = safetensors.load(Path(done.results[first]["weights"]))
+            weights = {}
+            for rank in sorted(set(done.results) - leaving):
+                weights |= safetensors.load(Path(done.results[rank]["weights"]))
         finally:
             if timer is not None:
                 timer.join()
@@ -221,10 +240,13 @@ def played(
 
 
 def orders(driver: Any, ranks: Ranks, batch: int, steps: int) -> list[RankOrder]:
-    """Ranks that hold all layers, sum around a ring, and may leave."""
+    """Ranks that may leave: they hold all layers and sum around a ring, or are stages of pipelines."""
+    spec = WorkloadSpec(source=MODEL, batch_size=batch, seed=3).to_dict()
+    if len(ranks.cuts) > 2:
+        side_by_side = lab.of_tests("worker.elastic_pipelines").pipelines
+        return list(side_by_side(driver, spec, list(ranks.cuts), ranks.shares, steps, "fixed32"))
     count = len(ranks.shares)
     routes = [(1 / count, root, *_around(root, count)) for root in range(count)]
-    spec = WorkloadSpec(source=MODEL, batch_size=batch, seed=3).to_dict()
     sums = {"format": "fixed32", "chunk_bytes": 65536}
     plain = driver.side_by_side(spec, LAYERS, ranks.shares, routes, steps, sync=sums)
     shares = {rank: order.microbatch_range for rank, order in enumerate(plain)}

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.orders import with_fields
-from tests.worker.sums import RouteEdges, places, ring, star
+from tests.worker.elastic_pipelines import pipelines, trees_of
+from tests.worker.sums import RouteEdges, ring, star
 
 from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import (
@@ -23,9 +24,6 @@ from skyctl.worker.rank_order import (
     JoinOrder,
     RankOrder,
     RoutePlace,
-    RouteTree,
-    SumGroupOrder,
-    SumOrder,
 )
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -52,10 +50,6 @@ def elastic(
     ]
 
 
-def trees_of(routes: Sequence[RouteEdges]) -> tuple[RouteTree, ...]:
-    return tuple(RouteTree(share, root, tuple(up), tuple(down)) for share, root, up, down in routes)
-
-
 def joining(orders: Sequence[RankOrder], routes: Sequence[RouteEdges], folder: Path) -> RankOrder:
     """The order of one rank more, which joins those; of them all."""
     rank = len(orders)
@@ -78,58 +72,6 @@ def joining(orders: Sequence[RankOrder], routes: Sequence[RouteEdges], folder: P
         ),
         world=replace(first.world, rank=rank, ranks=rank + 1, hosts=dict.fromkeys(range(rank), "127.0.0.1")),
     )
-
-
-def pipelines(
-    spec: dict[str, Any], driver: ModuleType, cuts: list[int], shares: Sequence[int], steps: int
-) -> list[RankOrder]:
-    """Pipelines of the same cuts side by side, whose ranks may leave."""
-    stages, count = len(cuts) - 1, len(shares)
-    ranks = range(count * stages)
-    routes = {
-        stage: [
-            (1.0, stage, [(rank, stage) for rank in others], [(stage, rank) for rank in others])
-            for others in [[stage + stages * number for number in range(1, count)]]
-        ]
-        for stage in range(stages)
-    }
-    elastic_order = ElasticOrder(
-        {rank: rank - rank % stages for rank in ranks},
-        {stages * number: (sum(shares[:number]), sum(shares[: number + 1])) for number in range(count)},
-        {stage: trees_of(routes[stage]) for stage in routes},
-    )
-    made = []
-    for number, share in enumerate(shares):
-        first = sum(shares[:number])
-        for stage, order in enumerate(driver.orders(spec, cuts, sum(shares), "1f1b", steps)):
-            rank = stages * number + stage
-            group = SumGroupOrder(
-                stage,
-                4 * stage,
-                tuple(places(routes[stage], rank)),
-                start=cuts[stage],
-                stop=cuts[stage + 1],
-            )
-            made.append(
-                with_fields(
-                    replace(
-                        order,
-                        pipeline=number,
-                        microbatch_range=(first, first + share),
-                        sync=SumOrder("float32", 65536, (group,)),
-                        elastic=elastic_order,
-                        weights=True,
-                    ),
-                    rank=rank,
-                    ranks=len(ranks),
-                    before=rank - 1 if stage else None,
-                    after=rank + 1 if stage + 1 < stages else None,
-                    clock_of=None,
-                    clock_for=[],
-                    hosts={str(peer): "127.0.0.1" for peer in ranks if peer != rank},
-                )
-            )
-    return made
 
 
 class Killer:
@@ -201,7 +143,7 @@ def test_a_pipeline_that_loses_a_stage_leaves_and_the_other_makes_its_microbatch
     workload: Workloads, driver: ModuleType, tmp_path: Path, victim: int
 ) -> None:
     spec = workload(batch_size=8)
-    orders = pipelines(spec, driver, [0, 3, LAYERS], [5, 3], 40)
+    orders = pipelines(driver, spec, [0, 3, LAYERS], [5, 3], 40)
     pool = driver.Pool(4, tmp_path)
     pool.stall_s = PATIENCE_S
     try:
