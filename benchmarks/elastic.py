@@ -229,7 +229,7 @@ def played(
                 done = pool.run(orders(driver, ranks, BATCH, strike_step + STEPS_AFTER), watch)
             except AssertionError:
                 return None
-            weights = {}
+            weights: dict[str, torch.Tensor] = {}
             for rank in sorted(set(done.results) - leaving):
                 weights |= safetensors.load(Path(done.results[rank]["weights"]))
         finally:
