@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any, cast
 
@@ -82,6 +83,15 @@ def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> N
     assert paces.deal_anew({0: 1.0, 1: 3.0}, shares, 8) is None, "that may be chance"
     assert paces.deal_anew({0: 1.0, 1: 3.0}, shares, 8) == {0: (0, 6), 1: (6, 8)}
     assert paces.deal_anew({0: 1.0, 1: None}, shares, 8) == {0: (0, 6), 1: (6, 8)}
+
+
+def test_shares_seldom_follow_what_is_chance() -> None:
+    draw, paces, shares, dealt = random.Random(1), Paces(), even_shares(32, dict.fromkeys(range(4), 1.0)), 0
+    for _ in range(200):
+        told = {rank: draw.lognormvariate(0.0, 0.1) for rank in range(4)}
+        if anew := paces.deal_anew(told, shares, 32):
+            shares, dealt = anew, dealt + 1
+    assert dealt <= 6, "by the median of three steps it were dozens"
 
 
 @pytest.mark.parametrize(

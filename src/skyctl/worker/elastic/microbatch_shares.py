@@ -8,8 +8,10 @@ from statistics import median
 
 from skyctl.worker.rank_order import IndexRange
 
-_REMEMBERED = 3
-"""Steps; their median has changed once two of them have."""
+_REMEMBERED = 8
+"""Steps, whose median is a member's pace."""
+_CHANGE_STEPS, _CHANGE = 2, 1.4
+"""After so many steps in a row that differ from it so many times, only they are remembered."""
 WORTHWHILE = 1.1
 """Shares are dealt anew where a step would be so many times shorter: data is then read from another place."""
 
@@ -76,7 +78,7 @@ class Paces:
         """
         for rank, pace_s in told.items():
             if pace_s is not None:
-                self._told.setdefault(rank, deque(maxlen=_REMEMBERED)).append(pace_s)
+                self._remember(rank, pace_s)
         if not self._told.keys() >= told.keys():
             return None
         paces = {rank: median(self._told[rank]) for rank in told}
@@ -84,6 +86,13 @@ class Paces:
         if _last_s(anew, paces) * WORTHWHILE >= _last_s(shares, paces):
             return None
         return anew
+
+    def _remember(self, rank: int, pace_s: float) -> None:
+        steps = self._told.setdefault(rank, deque(maxlen=_REMEMBERED))
+        steps.append(pace_s)
+        usual_s, last = median(steps), list(steps)[-_CHANGE_STEPS:]
+        if min(last) > usual_s * _CHANGE or max(last) * _CHANGE < usual_s:
+            self._told[rank] = deque(last, maxlen=_REMEMBERED)
 
 
 def _last_s(shares: Mapping[int, IndexRange], paces: Mapping[int, float]) -> float:
