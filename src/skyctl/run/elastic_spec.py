@@ -16,6 +16,7 @@ from skyctl.records.cluster import Node, split_device_id
 from skyctl.records.plan import Plan
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec
 from skyctl.run.run_options import RunOptions
+from skyctl.run.sum_spec import route_tree
 from skyctl.worker.rank_order import (
     CheckpointOptions,
     ElasticOrder,
@@ -24,7 +25,6 @@ from skyctl.worker.rank_order import (
     RankOrder,
     ReplicaOrder,
     RoutePlace,
-    RouteTree,
     Unlike,
 )
 from skyctl.workload.workload_spec import WorkloadSpec
@@ -65,15 +65,7 @@ def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOr
         pipelines |= {head + stage: head for stage in range(len(pipeline.stages))}
         first, head = first + pipeline.microbatches, head + len(pipeline.stages)
     routes = {
-        number: tuple(
-            RouteTree(
-                share=route.share,
-                root=ranks[route.root],
-                up=tuple((ranks[child], ranks[parent]) for child, parent in route.up),
-                down=tuple((ranks[parent], ranks[child]) for parent, child in route.down),
-            )
-            for route in group.routes
-        )
+        number: tuple(route_tree(route, ranks) for route in group.routes)
         for number, group in enumerate(plan.sync.groups)
     }
     return ElasticOrder(pipelines, shares, routes, least, witness=len(ranks) % 2 == 0, dynamic=dynamic)

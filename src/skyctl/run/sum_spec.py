@@ -15,7 +15,8 @@ from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.records.sync_format import powersgd_rank
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.worker.rank_order import RoutePlace, Staleness, SumGroupOrder, SumOrder
+from skyctl.worker.elastic.route_trees import place_on
+from skyctl.worker.rank_order import RoutePlace, RouteTree, Staleness, SumGroupOrder, SumOrder
 
 TIE_CHUNK_BYTES = 65_536
 """Of the gradients of shared parameters, in a message."""
@@ -124,15 +125,15 @@ def _group_sums(plan: Plan, sync: Sync, rank: int) -> SumOrder:
             here = plan.placed_stages[rank]
             if not (here.start < group.stop and group.start < here.stop):
                 continue
-        agreement = None
+        trees, agreement = [route_tree(route, ranks) for route in group.routes], None
         if plan.helpers:
-            down = _agreement_edges(group, plan.helpers)
-            agreement = _route_place(group.routes[0], down, devices[rank], ranks)
+            down = tuple((ranks[a], ranks[b]) for a, b in _agreement_edges(group, plan.helpers))
+            agreement = place_on(replace(trees[0], down=down), rank)
         groups.append(
             SumGroupOrder(
                 number=number,
                 first_tag=first_tag,
-                routes=tuple(_route_place(route, route.down, devices[rank], ranks) for route in group.routes),
+                routes=tuple(place_on(tree, rank) for tree in trees),
                 start=group.start,
                 stop=group.stop,
                 agreement=agreement,
@@ -174,18 +175,13 @@ def equal_ring(plan: Plan) -> tuple[int, ...] | None:
     return tuple(devices.index(device) for device in order)
 
 
-def _route_place(
-    route: Route, down: Sequence[Sequence[str]], device: str, ranks: Mapping[str, int]
-) -> RoutePlace:
-    """A device's place on a route; ``down``: the edges of that way."""
-    up_parent = [ranks[parent] for child, parent in route.up if child == device]
-    down_parent = [ranks[parent] for parent, child in down if child == device]
-    return RoutePlace(
+def route_tree(route: Route, ranks: Mapping[str, int]) -> RouteTree:
+    """A plan's route as ranks are told of it; ``ranks``: by device."""
+    return RouteTree(
         share=route.share,
-        up_children=tuple(ranks[child] for child, parent in route.up if parent == device),
-        up_parent=up_parent[0] if up_parent else None,
-        down_parent=down_parent[0] if down_parent else None,
-        down_children=tuple(ranks[child] for parent, child in down if parent == device),
+        root=ranks[route.root],
+        up=tuple((ranks[child], ranks[parent]) for child, parent in route.up),
+        down=tuple((ranks[parent], ranks[child]) for parent, child in route.down),
     )
 
 
