@@ -17,6 +17,7 @@ NODE_PACKAGES = (
     "checkpoint/node",
     "device",
     "transport",
+    "turns",
     "worker",
     "probe/node",
     "setup/node",

@@ -2,7 +2,8 @@
 
 The folder is its user's alone (0700), and the kernel says who connects. A socket's path may be 107 bytes
 long; a longer one is reached by way of the folder's descriptor. A new connection to the node starts a process
-there that carries bytes between its standard streams and that socket (``relay_streams``).
+there that carries bytes between its standard streams and that socket (``relay_streams``). A device's turns
+(``turns``) are asked for over such a socket, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SESSION_ID = re.compile(r"s-[A-Za-z0-9_]+")
 
 
 def listen_in_folder(folder: Path) -> socket.socket:
-    """The agent's socket, listening. Raises OSError."""
+    """A socket that listens in that folder. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_socket_path(folder) as path:
@@ -59,9 +60,19 @@ def connect_to_session(sessions: Path, session_id: str) -> socket.socket:
     """
     if not SESSION_ID.fullmatch(session_id):
         raise FileNotFoundError(f"{session_id!r} is no session's name")
+    return connect_in_folder(sessions / session_id)
+
+
+def connect_in_folder(folder: Path) -> socket.socket:
+    """A connection to who listens in that folder.
+
+    Raises:
+        FileNotFoundError, ConnectionRefusedError: nobody does.
+        OSError: it can't be reached.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short_socket_path(sessions / session_id) as path:
+        with _short_socket_path(folder) as path:
             sock.connect(path)
     except BaseException:
         sock.close()

@@ -1,0 +1,121 @@
+"""Who has a device's turn, who waits, and who is next: a state machine that reads no clock and does no I/O.
+
+The server (``turn_server``) and the simulator (``turn_simulation``) both play it.
+"""
+
+from __future__ import annotations
+
+from skyctl.turns.turn_policy import FAIR, PACK, SLICE_S, JobAccount, service_order
+
+DEMAND_ERROR = 1e-9
+
+
+class TurnError(ValueError):
+    """A job did what it can't do now: ask twice, give back what it does not hold, use less than before."""
+
+
+class TurnArbiter:
+    """The turns of one device, under a policy of that ``kind``. All times are seconds on one clock.
+
+    At most one job holds a turn. Under PACK several may, while their demands add up to at most 1.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.jobs: dict[int, JobAccount] = {}
+        self._opened = 0
+
+    @property
+    def waiting(self) -> list[JobAccount]:
+        """Who waits for a turn."""
+        return [job for job in self.jobs.values() if job.asked_at is not None]
+
+    @property
+    def holders(self) -> list[JobAccount]:
+        """Who has a turn."""
+        return [job for job in self.jobs.values() if job.holds]
+
+    def open(
+        self,
+        now: float,
+        name: str,
+        *,
+        priority: int = 0,
+        used_s: float = 0.0,
+        waited_s: float = 0.0,
+        turns: int = 0,
+        holds: bool = False,
+    ) -> int:
+        """A job comes; gives its number.
+
+        Args:
+            used_s, waited_s, turns: what it had under an arbiter before this one.
+            holds: it was given a turn there that has not ended. Then more than one may hold for a while.
+        """
+        number = self._opened
+        self._opened += 1
+        job = JobAccount(number, name, now, priority, used_s, waited_s, turns, holds=holds)
+        job.fair_s = min((other.fair_s for other in self.jobs.values()), default=0.0)
+        self.jobs[number] = job
+        return number
+
+    def close(self, number: int) -> None:
+        """A job is gone, and its turn with it."""
+        del self.jobs[number]
+
+    def ask(self, number: int, now: float) -> None:
+        """The job waits for a turn from now on. Raises TurnError."""
+        job = self.jobs[number]
+        if job.holds or job.asked_at is not None:
+            raise TurnError(f"job {job.name} asks for a turn, and has asked before")
+        if self.kind == FAIR:  # who was away does not catch up on what it did not ask for
+            busy = [other.fair_s for other in self.jobs.values() if other.holds or other.asked_at is not None]
+            job.fair_s = max(job.fair_s, min(busy, default=0.0) - SLICE_S)
+        job.asked_at = now
+
+    def give(self, number: int) -> None:
+        """The job gives its turn back. Raises TurnError."""
+        job = self.jobs[number]
+        if not job.holds:
+            raise TurnError(f"job {job.name} gives a turn back that it does not have")
+        job.holds = False
+
+    def use(self, number: int, used_s: float, turns: int) -> None:
+        """What the job has used of the device since its beginning. Raises TurnError where that is less."""
+        job = self.jobs[number]
+        if used_s < job.used_s or turns < job.turns:
+            raise TurnError(
+                f"job {job.name} says {used_s:g} s, {turns} turns after {job.used_s:g}, {job.turns}"
+            )
+        job.fair_s += used_s - job.used_s
+        job.used_s, job.turns = used_s, turns
+
+    def tell(self, number: int, remaining_s: float | None, demand: float | None) -> None:
+        """What the job says of itself: device seconds that it needs yet, the part of the device it uses.
+
+        None: what was said before holds.
+        """
+        job = self.jobs[number]
+        if remaining_s is not None:
+            job.remaining_s = remaining_s
+        if demand is not None:
+            job.told_demand = demand
+
+    def grant(self, now: float) -> list[int]:
+        """Gives turns to who is next, as long as there are any; the numbers of those that have one now."""
+        granted = []
+        for job in service_order(self.kind, self.waiting, now):
+            if not self._fits(job, now):
+                continue
+            assert job.asked_at is not None
+            job.waited_s += now - job.asked_at
+            job.asked_at, job.holds = None, True
+            granted.append(job.number)
+        return granted
+
+    def _fits(self, job: JobAccount, now: float) -> bool:
+        holders = self.holders
+        if self.kind != PACK:
+            return not holders
+        demand = sum(holder.demand(now) for holder in holders)
+        return not holders or demand + job.demand(now) <= 1.0 + DEMAND_ERROR
