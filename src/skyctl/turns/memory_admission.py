@@ -60,7 +60,8 @@ class MemoryAdmission:
         alone = self._bytes_of([need])
         if alone > self.capacity_bytes:
             raise MismatchError(
-                f"{job_id} needs {alone / 2**30:.3g} GiB, and the device has {self.capacity_bytes / 2**30:.3g}",
+                f"{job_id} needs {alone / 2**30:.3g} GiB, "
+                f"and the device has {self.capacity_bytes / 2**30:.3g}",
                 hint="a smaller batch, recomputation, or a plan with more devices",
             )
         if job_id not in self._there:
