@@ -30,12 +30,12 @@ def test_random_jobs_fit_and_none_waits_that_could_run(seed: int, lanes_are_shar
         if draw.random() < 0.55 or len(gone) == len(needs):
             job = f"job {number}"
             needs[job] = MemoryNeed(float(draw.randrange(1, 600)), float(draw.randrange(400)))
-            place = admission.ask(job, needs[job])
-            assert (place == 0) == (job in admission.there)
+            admission.ask(job, needs[job])
         else:
             job = draw.choice(sorted(set(needs) - gone))
             gone.add(job)
-            came_once.extend(admission.leave(job))
+            admission.leave(job)
+        came_once.extend(admission.let_in())
         there = list(admission.there)
         assert bytes_of([needs[j] for j in there], lanes_are_shared=lanes_are_shared) <= CAPACITY
         waiting = [j for j in needs if j not in gone and j not in there]
@@ -50,17 +50,37 @@ def test_random_jobs_fit_and_none_waits_that_could_run(seed: int, lanes_are_shar
 def test_what_takes_turns_shares_the_room_of_a_turn() -> None:
     by_turns, at_once = MemoryAdmission(CAPACITY), MemoryAdmission(CAPACITY, lanes_are_shared=False)
     need = MemoryNeed(300.0, 400.0)
-    assert [admission.ask("a", need) for admission in (by_turns, at_once)] == [0, 0]
-    assert [admission.ask("b", need) for admission in (by_turns, at_once)] == [0, 1]
-    assert at_once.leave("a") == ("b",)
+    for admission in (by_turns, at_once):
+        admission.ask("a", need)
+        admission.ask("b", need)
+    assert [by_turns.let_in(), at_once.let_in()] == [("a", "b"), ("a",)]
+    at_once.leave("a")
+    assert at_once.let_in() == ("b",)
 
 
 def test_a_job_that_waits_keeps_its_place_and_asks_again() -> None:
     admission = MemoryAdmission(CAPACITY)
-    assert [admission.ask(job, MemoryNeed(900.0)) for job in "abcb"] == [0, 1, 2, 1]
-    assert admission.leave("b") == ()
+    for job in "abcb":
+        admission.ask(job, MemoryNeed(900.0))
+    assert admission.let_in() == ("a",)
+    assert [admission.place(job) for job in "abc"] == [0, 1, 2]
+    admission.leave("b")
+    assert admission.let_in() == ()
     assert admission.place("c") == 1
-    assert admission.leave("a") == ("c",)
+    admission.leave("a")
+    assert admission.let_in() == ("c",)
+
+
+def test_who_was_there_before_keeps_its_room_even_where_there_is_none() -> None:
+    admission = MemoryAdmission(CAPACITY)
+    admission.ask("late", MemoryNeed(600.0))
+    for job in ("a", "b"):
+        admission.keep(job, MemoryNeed(600.0))
+    assert admission.let_in() == ()
+    admission.leave("a")
+    assert admission.let_in() == ()
+    admission.leave("b")
+    assert admission.let_in() == ("late",)
 
 
 def test_a_job_too_large_for_the_device_is_refused() -> None:

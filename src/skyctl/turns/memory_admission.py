@@ -48,11 +48,8 @@ class MemoryAdmission:
         """What those that are there may have together at most."""
         return self._bytes_of(self._there.values())
 
-    def ask(self, job_id: str, need: MemoryNeed) -> int:
-        """Lets the job in, or has it wait.
-
-        Returns:
-            Its place among those that wait, from 1; 0: it is in.
+    def ask(self, job_id: str, need: MemoryNeed) -> None:
+        """The job waits for room; ``let_in`` lets it in.
 
         Raises:
             MismatchError: the device could not hold it even alone.
@@ -66,26 +63,29 @@ class MemoryAdmission:
             )
         if job_id not in self._there:
             self._waiting[job_id] = need
-        self._let_in()
-        return self.place(job_id)
 
-    def leave(self, job_id: str) -> tuple[str, ...]:
-        """The job is gone, or has given up waiting; gives those that come in for it."""
+    def keep(self, job_id: str, need: MemoryNeed) -> None:
+        """The job is there already, whatever there is: it was let in before this began to count."""
+        self._waiting.pop(job_id, None)
+        self._there[job_id] = need
+
+    def leave(self, job_id: str) -> None:
+        """The job is gone, or waits no longer."""
         self._there.pop(job_id, None)
         self._waiting.pop(job_id, None)
-        return self._let_in()
 
-    def place(self, job_id: str) -> int:
-        """Its place among those that wait, from 1; 0: it does not wait."""
-        return 1 + list(self._waiting).index(job_id) if job_id in self._waiting else 0
-
-    def _let_in(self) -> tuple[str, ...]:
+    def let_in(self) -> tuple[str, ...]:
+        """Lets in whoever fits, the first ones first; gives those."""
         came = []
         for job_id, need in list(self._waiting.items()):
             if self._bytes_of([*self._there.values(), need]) <= self.capacity_bytes:
                 self._there[job_id] = self._waiting.pop(job_id)
                 came.append(job_id)
         return tuple(came)
+
+    def place(self, job_id: str) -> int:
+        """Its place among those that wait, from 1; 0: it does not wait."""
+        return 1 + list(self._waiting).index(job_id) if job_id in self._waiting else 0
 
     def _bytes_of(self, needs: Iterable[MemoryNeed]) -> float:
         needs = list(needs)

@@ -17,7 +17,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +28,7 @@ from skyctl.agent.unix_socket import connect_in_folder
 from skyctl.errors import MismatchError, RunError, SkyctlError
 from skyctl.turns import turn_messages as messages
 from skyctl.turns.device_folder import TURNS_FOLDER, connect_to_arbiter, device_folder
+from skyctl.turns.memory_admission import MemoryAdmission, MemoryNeed
 from skyctl.turns.turn_policy import SLICE_S, parse_turns
 
 IDLE_S = 0.0002
@@ -46,6 +48,9 @@ class NoTurns:
 
     def tell(self, *, remaining_s: float | None = None, demand: float | None = None) -> None:
         """Nobody wants to know."""
+
+    def enter(self, need: MemoryNeed, capacity_bytes: float, told: Callable[[int], None]) -> None:
+        """Whoever comes has room."""
 
     def close(self) -> None:
         """There is nothing to give back."""
@@ -71,6 +76,8 @@ class DeviceTurns:
         self._holds = self._computes = self._is_wanted = self._asks = self._is_closed = False
         self._granted_at = self._idle_since = self._told_at = self._started_at = 0.0
         self._told = messages.TellRequest()
+        self._room: messages.RoomRequest | None = None
+        self._place: int | None = None
         self._error: Exception | None = None
         self._parser = FrameParser()
         self._sock = self._join(returns=False)
@@ -128,6 +135,30 @@ class DeviceTurns:
                 self._told = told
                 self._send(told)
 
+    def enter(self, need: MemoryNeed, capacity_bytes: float, told: Callable[[int], None]) -> None:
+        """Waits until the device has room for the job's memory. It has that until it closes.
+
+        Args:
+            capacity_bytes: what the device has for all jobs together.
+            told: called with the job's place among those that wait, from 1, whenever that changes.
+
+        Raises:
+            MismatchError: the device could not hold the job even alone; or as ``turn``.
+            RunError: as ``turn``.
+        """
+        alone = MemoryAdmission(capacity_bytes)
+        alone.ask(self._job, need)  # raises what the arbiter would have no words for
+        with self._changed:
+            self._room = messages.RoomRequest(need.persistent_bytes, need.ephemeral_bytes, capacity_bytes)
+            self._send(self._room)
+            place = None
+            while place != 0:
+                self._check()
+                if self._place in (None, place):
+                    self._changed.wait()
+                elif place := self._place:
+                    told(place)
+
     def close(self) -> None:
         """Gives back what is held; the job is no longer one of the device's."""
         with self._changed:
@@ -145,12 +176,15 @@ class DeviceTurns:
             self._asks = True
             self._send(request)
         while not self._holds:
-            if self._error is not None:
-                raise self._error
-            if self._is_closed:
-                raise RunError(f"job {self._job} asks for a turn on {self._device} after it closed")
+            self._check()
             self._changed.wait()
         self._waited_s += time.monotonic() - now
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._is_closed:
+            raise RunError(f"job {self._job} asks for a turn on {self._device} after it closed")
 
     def _send(self, request: messages.Request) -> None:
         """Sends it; where the arbiter is gone, the thread says the same to the next one."""
@@ -201,6 +235,10 @@ class DeviceTurns:
                     if isinstance(answer, messages.WantedMessage):
                         self._is_wanted = True
                         continue
+                    if isinstance(answer, messages.RoomMessage):
+                        self._place = answer.place
+                        self._changed.notify_all()
+                        continue
                     if not self._asks:
                         return False
                     self._asks, self._holds, self._is_wanted = False, True, answer.wanted
@@ -217,6 +255,8 @@ class DeviceTurns:
             self._parser = FrameParser()
             self._is_wanted = False
             self._sock = self._join(returns=True)
+            if self._room is not None:
+                self._send(replace(self._room, holds=self._place == 0))
             if self._told != messages.TellRequest():
                 self._send(self._told)
             if self._asks:

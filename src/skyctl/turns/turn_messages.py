@@ -4,6 +4,8 @@
 
     job → OpenRequest                           first; EOF where the job has died or closed
     arbiter → OpenedMessage | RefusedMessage
+    job → RoomRequest
+    arbiter → RoomMessage                       whenever its place has changed
     job → AskRequest, GiveRequest, UseRequest, TellRequest
     arbiter → GrantMessage                      the turn is the job's
     arbiter → WantedMessage                     somebody else waits for it
@@ -17,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from skyctl.agent.message_fields import Label, MaxLength, Seconds, Within
+from skyctl.agent.message_fields import Bytes, Label, MaxLength, Seconds, Within
 
 TurnCount = Annotated[int, Within(0, 1 << 53)]
 Part = Annotated[float, Within(0.0, 1.0)]
@@ -82,6 +84,23 @@ class TellRequest:
 
 
 @dataclass(frozen=True)
+class RoomRequest:
+    """The job wants its memory on the device.
+
+    Attributes:
+        persistent_bytes, ephemeral_bytes: what it keeps, and what it has in a turn besides.
+        capacity_bytes: what the device has for all jobs, as far as this one knows.
+        holds: it has that memory, as an arbiter that has died let it.
+    """
+
+    kind: ClassVar[str] = "room"
+    persistent_bytes: Bytes
+    ephemeral_bytes: Bytes
+    capacity_bytes: Bytes
+    holds: bool = False
+
+
+@dataclass(frozen=True)
 class ListRequest:
     """Asks who shares the device."""
 
@@ -120,8 +139,21 @@ class WantedMessage:
 
 
 @dataclass(frozen=True)
+class RoomMessage:
+    """The job's place among those that wait for memory, from 1; 0: it may have what it asked for."""
+
+    kind: ClassVar[str] = "place"
+    place: Annotated[int, Within(0, 1 << 20)]
+
+
+@dataclass(frozen=True)
 class ListedJob:
-    """A job on a shared device; ``waits_s``: of the wait under way, None where it does not wait."""
+    """A job on a shared device.
+
+    Attributes:
+        waits_s: of the wait for a turn under way; None: it does not wait.
+        place: among those that wait for memory, from 1; 0: it does not.
+    """
 
     job: Label
     holds: bool
@@ -129,6 +161,7 @@ class ListedJob:
     waited_s: Seconds
     turns: TurnCount
     waits_s: Seconds | None = None
+    place: Annotated[int, Within(0, 1 << 20)] = 0
 
 
 @dataclass(frozen=True)
@@ -141,15 +174,16 @@ class ListedMessage:
     jobs: Annotated[tuple[ListedJob, ...], MaxLength(1000)]
 
 
-Request = OpenRequest | AskRequest | GiveRequest | UseRequest | TellRequest | ListRequest
-Answer = OpenedMessage | RefusedMessage | GrantMessage | WantedMessage | ListedMessage
-Signal = GrantMessage | WantedMessage
+Request = OpenRequest | AskRequest | GiveRequest | UseRequest | TellRequest | RoomRequest | ListRequest
+Answer = OpenedMessage | RefusedMessage | GrantMessage | WantedMessage | RoomMessage | ListedMessage
+Signal = GrantMessage | WantedMessage | RoomMessage
 REQUESTS: tuple[type[Request], ...] = (
     OpenRequest,
     AskRequest,
     GiveRequest,
     UseRequest,
     TellRequest,
+    RoomRequest,
     ListRequest,
 )
 ANSWERS: tuple[type[Answer], ...] = (
@@ -157,7 +191,8 @@ ANSWERS: tuple[type[Answer], ...] = (
     RefusedMessage,
     GrantMessage,
     WantedMessage,
+    RoomMessage,
     ListedMessage,
 )
-SIGNALS: tuple[type[Signal], ...] = (GrantMessage, WantedMessage)
+SIGNALS: tuple[type[Signal], ...] = (GrantMessage, WantedMessage, RoomMessage)
 """All that an arbiter sends to a job that it knows."""

@@ -23,8 +23,9 @@ from skyctl.agent.unix_socket import SOCKET_NAME, accept_same_user
 from skyctl.errors import SkyctlError
 from skyctl.turns import turn_messages as messages
 from skyctl.turns.device_folder import LOCK_NAME
+from skyctl.turns.memory_admission import MemoryAdmission, MemoryNeed
 from skyctl.turns.turn_arbiter import TurnArbiter, TurnError
-from skyctl.turns.turn_policy import TurnPolicy, parse_turns
+from skyctl.turns.turn_policy import PACK, TurnPolicy, parse_turns
 
 RETURN_S = 0.2
 LOOK_S = 0.1
@@ -33,7 +34,13 @@ MAX_LISTED_JOBS = 1000
 
 
 class _Connection:
-    """A job, or somebody who only asks. ``number``: the job's; ``is_told``: that its turn is wanted."""
+    """A job, or somebody who only asks.
+
+    Attributes:
+        number: the job's.
+        is_told: that its turn is wanted.
+        place: among those that wait for memory, as it was told last; None: it did not ask for any.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -41,6 +48,7 @@ class _Connection:
         self.outgoing = FrameWriteBuffer(sock.fileno())
         self.number: int | None = None
         self.is_told = False
+        self.place: int | None = None
 
     def send(self, answer: messages.Answer) -> None:
         self.outgoing.push(write_request(answer))
@@ -57,6 +65,7 @@ class TurnServer:
         self._connections: set[_Connection] = set()
         self._by_number: dict[int, _Connection] = {}
         self._arbiter: TurnArbiter | None = None
+        self._room = MemoryAdmission(0.0)
         self._device = ""
         self._first: tuple[TurnPolicy, str] = (TurnPolicy(""), "")
         self._grants_from = 0.0
@@ -109,6 +118,7 @@ class TurnServer:
             del self._by_number[connection.number]
             assert self._arbiter is not None
             self._arbiter.close(connection.number)
+            self._room.leave(str(connection.number))
 
     def _read(self, connection: _Connection) -> None:
         data = read_available(connection.sock.fileno())
@@ -136,6 +146,8 @@ class TurnServer:
             raise TurnError("a request of who is no job here")
         if isinstance(request, messages.AskRequest):
             arbiter.ask(number, now)
+        elif isinstance(request, messages.RoomRequest):
+            self._enter(connection, number, request)
         elif isinstance(request, messages.TellRequest):
             arbiter.tell(number, request.remaining_s, request.demand)
         else:
@@ -151,6 +163,7 @@ class TurnServer:
         policy = parse_turns(request.turns)
         if not self._by_number:
             self._arbiter = TurnArbiter(policy.kind)
+            self._room = MemoryAdmission(0.0, lanes_are_shared=policy.kind != PACK)
             self._device, self._first = request.device, (policy, request.job)
             self._grants_from = now + (RETURN_S if request.returns else 0.0)
         first, job = self._first
@@ -170,8 +183,29 @@ class TurnServer:
         self._by_number[connection.number] = connection
         connection.send(messages.OpenedMessage())
 
+    def _enter(self, connection: _Connection, number: int, request: messages.RoomRequest) -> None:
+        need = MemoryNeed(request.persistent_bytes, request.ephemeral_bytes)
+        self._room.capacity_bytes = max(self._room.capacity_bytes, request.capacity_bytes)
+        connection.place = -1  # it is told its place in any case
+        if request.holds:
+            self._room.keep(str(number), need)
+        else:
+            self._room.ask(str(number), need)
+
+    def _tell_places(self) -> None:
+        """Tells each job its place among those that wait for memory, where that has changed."""
+        if time.monotonic() < self._grants_from:
+            return
+        self._room.let_in()
+        for number, connection in self._by_number.items():
+            place = self._room.place(str(number))
+            if connection.place is not None and connection.place != place:
+                connection.place = place
+                connection.send(messages.RoomMessage(place))
+
     def _grant(self) -> None:
         """Gives turns, and tells their holders once that somebody else waits."""
+        self._tell_places()
         arbiter, now = self._arbiter, time.monotonic()
         if arbiter is None or now < self._grants_from:
             return
@@ -215,6 +249,7 @@ class TurnServer:
                     job.waited_s,
                     job.turns,
                     None if job.asked_at is None else now - job.asked_at,
+                    self._room.place(str(job.number)),
                 )
                 for job in jobs
             ),
