@@ -227,7 +227,8 @@ def played(
         try:
             try:
                 done = pool.run(orders(driver, ranks, BATCH, strike_step + STEPS_AFTER), watch)
-            except AssertionError:
+            except AssertionError as exc:
+                print(exc, file=sys.stderr, flush=True)
                 return None
             weights: dict[str, torch.Tensor] = {}
             for rank in sorted(set(done.results) - leaving):
