@@ -1,0 +1,158 @@
+"""Devices by turns, on this machine: what a switch costs, and what each policy gives. Prints one JSON line.
+
+``switch_ms``: from the end of one job's action to the begin of the other's, median of 1,000 switches.
+``throughput_two_over_one``: actions of 16 ms of two equal jobs together ÷ those of one alone.
+``kept_turn_us``: a turn that nobody else wants. ``fifo_over_srtf``: mean seconds to completion of a job of
+100 steps and five of 10 that come after 10, 20, … 50 steps; the trace's limit is 3. ``fair_*``: two jobs of
+unequal actions over 20 s. ``pack_makespan``: two jobs that wait for data half of the time,
+÷ one after the other. Actions are busy for a time that the clock says, as a device's are. Run: ``python benchmarks/turns.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from queue import Queue
+from statistics import mean, median
+
+from skyctl.turns.turn_client import open_turns
+from skyctl.turns.turn_policy import TurnPolicy, parse_turns
+from skyctl.turns.turn_simulation import SharedAction, SharedJob, jain_index, simulate_turns
+
+DEVICE = "here/cpu:0"
+STEP_S = 0.05
+Spans = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """A job: ``count`` actions of ``seconds`` after ``arrival_s``, each after ``gap_s``; ends at ``end_s``."""
+
+    turns: str
+    seconds: float
+    count: int = 10**9
+    arrival_s: float = 0.0
+    gap_s: float = 0.0
+    end_s: float = 1e9
+
+
+def main() -> None:
+    """Measures all of it, one part after the other."""
+    figures = {
+        "kept_turn_us": _kept_turn_us(),
+        "switch_ms": _switch_ms(),
+        "throughput_two_over_one": _throughput(),
+        **_fair(),
+        **_short_jobs(),
+        **_packed(),
+    }
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+def _kept_turn_us() -> float:
+    with tempfile.TemporaryDirectory() as cache:
+        turns = open_turns("fair", device=DEVICE, job_id="one", cache=Path(cache))
+        start, count = time.perf_counter(), 100_000
+        for _ in range(count):
+            with turns.turn():
+                pass
+        spent = time.perf_counter() - start
+        turns.close()
+    return spent / count * 1e6
+
+
+def _switch_ms() -> float:
+    """Actions are longer than a slice, so every one ends in a switch."""
+    spans = sorted(span for of_one in _play([Load("fair", 0.051, 501)] * 2) for span in of_one)
+    gaps = [begin - end for (_, end), (begin, _) in pairwise(spans)]
+    return median(gaps[:1000]) * 1e3
+
+
+def _throughput() -> float:
+    (alone,) = _play([Load("fair", 0.016, end_s=10.0)])
+    both = _play([Load("fair", 0.016, end_s=10.0)] * 2)
+    return sum(map(len, both)) / len(alone)
+
+
+def _fair() -> dict[str, float]:
+    played = _play([Load("fair", seconds, end_s=20.0) for seconds in (0.016, 0.03)])
+    used = [sum(end - begin for begin, end in spans) for spans in played]
+    return {"fair_jain": jain_index(used), "fair_least_over_most": min(used) / max(used)}
+
+
+def _short_jobs() -> dict[str, float]:
+    found = {}
+    for kind in ("fifo", "srtf"):
+        loads = [
+            Load(kind, STEP_S, 100),
+            *(Load(kind, STEP_S, 10, at * STEP_S) for at in (10, 20, 30, 40, 50)),
+        ]
+        played = _play(loads)
+        found[kind] = mean(spans[-1][1] - load.arrival_s for spans, load in zip(played, loads, strict=True))
+        jobs = [SharedJob(load.arrival_s, [SharedAction(0.0, STEP_S)] * load.count) for load in loads]
+        done = simulate_turns(jobs, TurnPolicy(kind)).completions
+        found[f"simulated {kind}"] = mean(at - load.arrival_s for at, load in zip(done, loads, strict=True))
+    return {
+        "fifo_over_srtf": found["fifo"] / found["srtf"],
+        "fifo_over_srtf_simulated": found["simulated fifo"] / found["simulated srtf"],
+        "srtf_mean_over_simulated": found["srtf"] / found["simulated srtf"],
+    }
+
+
+def _packed() -> dict[str, float]:
+    load = Load("pack", 0.02, 200, gap_s=0.02)
+    alone = max(end for spans in _play([load]) for _, end in spans)
+    both = max(end for spans in _play([load] * 2) for _, end in spans)
+    return {"pack_makespan": both / (2 * alone)}
+
+
+def _play(loads: Sequence[Load]) -> list[Spans]:
+    """Each job in a process of its own; begin and end of its actions, in seconds since all began."""
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(len(loads)), context.Queue()
+    with tempfile.TemporaryDirectory() as cache:
+        processes = [
+            context.Process(target=_work, args=(Path(cache), index, load, barrier, queue))
+            for index, load in enumerate(loads)
+        ]
+        for process in processes:
+            process.start()
+        found = dict(queue.get(timeout=300) for _ in processes)
+        for process in processes:
+            process.join()
+        time.sleep(0.5)  # the arbiter ends
+    return [found[index] for index in range(len(loads))]
+
+
+def _work(cache: Path, index: int, load: Load, barrier: Barrier, queue: Queue[tuple[int, Spans]]) -> None:
+    spans: Spans = []
+    barrier.wait()
+    start = time.monotonic()
+    time.sleep(load.arrival_s)
+    turns = open_turns(load.turns, device=DEVICE, job_id=str(index), cache=cache)
+    if parse_turns(load.turns).kind == "pack":
+        turns.tell(demand=load.seconds / (load.seconds + load.gap_s))
+    for done in range(load.count):
+        if time.monotonic() - start >= load.end_s:
+            break
+        if load.gap_s:
+            time.sleep(load.gap_s)
+        turns.tell(remaining_s=min(1e9, (load.count - done) * load.seconds))
+        with turns.turn():
+            begin = time.monotonic()
+            while (now := time.monotonic()) < begin + load.seconds:
+                pass
+        spans.append((begin - start, now - start))
+    turns.close()
+    queue.put((index, spans))
+
+
+if __name__ == "__main__":
+    main()

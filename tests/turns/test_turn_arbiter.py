@@ -1,0 +1,140 @@
+"""The option's text, who goes next under each policy, and what jobs can't do."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.errors import InputError
+from skyctl.turns.turn_arbiter import TurnArbiter, TurnError
+from skyctl.turns.turn_policy import STARVE_S, TurnPolicy, parse_turns
+
+
+@pytest.mark.parametrize("text", ["fifo", "fair", "srtf", "pack", "priority=0", "priority=99"])
+def test_read_and_written(text: str) -> None:
+    assert str(parse_turns(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "FAIR", "fair ", "priority", "priority=", "priority=100", "priority=-1"]
+)
+def test_no_policy(text: str) -> None:
+    with pytest.raises(InputError, match="needs fifo, fair, srtf, pack or priority=N"):
+        parse_turns(text)
+
+
+def ordered(arbiter: TurnArbiter, now: float) -> list[str]:
+    """In which order those who wait are served, each giving its turn back at once."""
+    order = []
+    while granted := arbiter.grant(now):
+        for number in granted:
+            order.append(arbiter.jobs[number].name)
+            arbiter.give(number)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("fifo", "abc"), ("fair", "cab"), ("srtf", "bac"), ("priority", "cba")],
+)
+def test_order(kind: str, expected: str) -> None:
+    arbiter = TurnArbiter(kind)
+    told: list[tuple[float, float | None]] = []
+    for name, priority, used_s, remaining_s in (("a", 1, 2.0, 5.0), ("b", 2, 3.0, 4.0), ("c", 3, 1.9, None)):
+        arbiter.open(0.0, name, priority=priority)
+        told.append((used_s, remaining_s))
+    for number, (used_s, remaining_s) in enumerate(told):
+        arbiter.use(number, used_s, 1)
+        arbiter.tell(number, remaining_s, None)
+    for number in (2, 0, 1):
+        arbiter.ask(number, 1.0)
+    assert "".join(ordered(arbiter, 1.0)) == expected
+
+
+@pytest.mark.parametrize("kind", ["fifo", "fair", "srtf", "priority"])
+def test_who_has_waited_long_goes_next(kind: str) -> None:
+    arbiter = TurnArbiter(kind)
+    first, last = arbiter.open(0.0, "first", priority=9), arbiter.open(0.0, "last", priority=0)
+    arbiter.use(last, 100.0, 1)
+    arbiter.tell(first, 1.0, 0.1)
+    arbiter.tell(last, 99.0, 1.0)
+    arbiter.ask(first, 0.0)
+    assert arbiter.grant(0.0) == [first]
+    arbiter.ask(last, 0.5)
+    for now in (STARVE_S, STARVE_S + 0.5):
+        arbiter.give(first)
+        arbiter.ask(first, now)
+        granted = arbiter.grant(now)
+        assert granted == ([first] if now < STARVE_S + 0.5 else [last])
+
+
+def test_pack_holds_several_while_they_fit() -> None:
+    arbiter = TurnArbiter("pack")
+    numbers = [arbiter.open(0.0, name) for name in "abcd"]
+    for number, demand in zip(numbers, (0.5, 0.6, 0.3, 0.2), strict=True):
+        arbiter.tell(number, None, demand)
+        arbiter.ask(number, 0.0)
+    assert arbiter.grant(0.0) == [0, 2, 3]
+    arbiter.give(0)
+    assert arbiter.grant(1.0) == []  # 0.5 + 0.6 > 1
+    arbiter.close(2)
+    assert arbiter.grant(1.0) == [1]
+
+
+def test_pack_lets_others_pass_who_does_not_fit_until_it_has_waited_long() -> None:
+    arbiter = TurnArbiter("pack")
+    long, large, small = (arbiter.open(0.0, name) for name in ("long", "large", "small"))
+    for number, demand in ((long, 0.5), (large, 1.0), (small, 0.3)):
+        arbiter.tell(number, None, demand)
+    arbiter.ask(long, 0.0)
+    assert arbiter.grant(0.0) == [long]
+    arbiter.ask(large, 0.0)
+    arbiter.ask(small, 1.0)
+    assert arbiter.grant(1.0) == [small]
+    arbiter.give(small)
+    arbiter.ask(small, STARVE_S)
+    assert arbiter.grant(STARVE_S) == []
+    arbiter.give(long)
+    assert arbiter.grant(STARVE_S) == [large]
+
+
+def test_demand_is_measured_without_what_was_waited() -> None:
+    arbiter = TurnArbiter("pack")
+    number = arbiter.open(0.0, "a", used_s=50.0, waited_s=7.0)
+    arbiter.ask(number, 0.0)
+    assert arbiter.jobs[number].demand(4.0) == 1.0
+    arbiter.grant(4.0)
+    arbiter.use(number, 51.5, 3)
+    assert arbiter.jobs[number].demand(10.0) == pytest.approx(1.5 / 6.0)
+    arbiter.tell(number, None, 0.75)
+    assert arbiter.jobs[number].demand(10.0) == 0.75
+
+
+def test_who_comes_later_is_owed_nothing() -> None:
+    arbiter = TurnArbiter("fair")
+    old = arbiter.open(0.0, "old")
+    arbiter.use(old, 100.0, 9)
+    new = arbiter.open(100.0, "new")
+    arbiter.use(new, 1.0, 1)
+    for number in (new, old):
+        arbiter.ask(number, 101.0)
+    assert arbiter.grant(101.0) == [old]
+
+
+def test_what_a_job_cannot_do() -> None:
+    arbiter = TurnArbiter("fair")
+    number = arbiter.open(0.0, "a")
+    arbiter.use(number, 1.0, 1)
+    with pytest.raises(TurnError):
+        arbiter.give(number)
+    with pytest.raises(TurnError):
+        arbiter.use(number, 0.5, 1)
+    arbiter.ask(number, 0.0)
+    with pytest.raises(TurnError):
+        arbiter.ask(number, 0.0)
+    arbiter.grant(0.0)
+    with pytest.raises(TurnError):
+        arbiter.ask(number, 0.0)
+
+
+def test_a_policy_says_its_priority() -> None:
+    assert parse_turns("priority=7") == TurnPolicy("priority", 7)
