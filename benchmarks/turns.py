@@ -4,8 +4,9 @@
 ``throughput_two_over_one``: actions of 16 ms of two equal jobs together ÷ those of one alone.
 ``kept_turn_us``: a turn that nobody else wants. ``fifo_over_srtf``: mean seconds to completion of a job of
 100 steps and five of 10 that come after 10, 20, … 50 steps; the trace's limit is 3. ``fair_*``: two jobs of
-unequal actions over 20 s. ``pack_makespan``: two jobs that wait for data half of the time,
-÷ one after the other. Actions are busy for a time that the clock says, as a device's are. Run: ``python benchmarks/turns.py``.
+unequal actions over 20 s. ``pack_makespan``: two jobs that wait for data half of the time, ÷ one after
+the other. Actions are busy for a time that the clock says, as a device's are.
+Run: ``python benchmarks/turns.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Spans = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Load:
-    """A job: ``count`` actions of ``seconds`` after ``arrival_s``, each after ``gap_s``; ends at ``end_s``."""
+    """A job of ``count`` actions of ``seconds``, each after ``gap_s``, from ``arrival_s`` to ``end_s``."""
 
     turns: str
     seconds: float
@@ -124,14 +125,17 @@ def _play(loads: Sequence[Load]) -> list[Spans]:
         ]
         for process in processes:
             process.start()
-        found = dict(queue.get(timeout=300) for _ in processes)
+        found = {index: (start, spans) for index, start, spans in (queue.get(timeout=300) for _ in processes)}
         for process in processes:
             process.join()
         time.sleep(0.5)  # the arbiter ends
-    return [found[index] for index in range(len(loads))]
+    start = min(start for start, _ in found.values())
+    return [[(begin - start, end - start) for begin, end in found[index][1]] for index in range(len(loads))]
 
 
-def _work(cache: Path, index: int, load: Load, barrier: Barrier, queue: Queue[tuple[int, Spans]]) -> None:
+def _work(
+    cache: Path, index: int, load: Load, barrier: Barrier, queue: Queue[tuple[int, float, Spans]]
+) -> None:
     spans: Spans = []
     barrier.wait()
     start = time.monotonic()
@@ -149,9 +153,9 @@ def _work(cache: Path, index: int, load: Load, barrier: Barrier, queue: Queue[tu
             begin = time.monotonic()
             while (now := time.monotonic()) < begin + load.seconds:
                 pass
-        spans.append((begin - start, now - start))
+        spans.append((begin, now))
     turns.close()
-    queue.put((index, spans))
+    queue.put((index, start, spans))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.processes import after_a_moment, until
 from tests.turns.jobs import DEVICE
 
+from skyctl.agent.cache_cleanup import clean_cache
 from skyctl.agent.frames import encode_frame
 from skyctl.agent.unix_socket import connect_in_folder
 from skyctl.errors import InputError, MismatchError, RunError
@@ -273,3 +274,14 @@ def test_a_long_path(tmp_path: Path) -> None:
     assert len(arbiters(cache)) == 1
     turns.close()
     assert not after_a_moment(lambda: arbiters(cache))
+
+
+def test_a_device_in_use_is_not_cleaned_away(tmp_path: Path) -> None:
+    turns = open_turns("fair", device=DEVICE, job_id="a", cache=tmp_path)
+    clean = [kind for kind in clean_cache(tmp_path, dry_run=False) if kind["what"] == "turns"]
+    assert [(kind["removed"], kind["kept"]) for kind in clean] == [(0, 1)]
+    turns.close()
+    assert not after_a_moment(lambda: arbiters(tmp_path))
+    clean = [kind for kind in clean_cache(tmp_path, dry_run=False) if kind["what"] == "turns"]
+    assert [(kind["removed"], kind["kept"]) for kind in clean] == [(1, 0)]
+    assert not (tmp_path / "turns").exists()

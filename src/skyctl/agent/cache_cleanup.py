@@ -50,7 +50,7 @@ def clean_cache(root: Path, *, dry_run: bool) -> list[Kind]:
         return []
     kinds = [_clean_kind(root, name, dry_run) for name in ("packages", "trees", "blobs", "runs")]
     sessions = _clean_sessions(root / "sessions", dry_run)
-    kinds += [sessions, _clean_trials(root, dry_run)]
+    kinds += [sessions, _clean_trials(root, dry_run), _clean_turns(root / "turns", dry_run)]
     if not dry_run and not sessions["kept"]:
         _remove_empty(root)
     return [kind for kind in kinds if kind["removed"] or kind["kept"]]
@@ -106,6 +106,18 @@ def _clean_trials(root: Path, dry_run: bool) -> Kind:
             _count(kind, sum(map(_size_bytes, paths)), kept=not is_free)
             for path in paths if is_free and not dry_run else []:
                 path.unlink(missing_ok=True)
+    return kind
+
+
+def _clean_turns(folder: Path, dry_run: bool) -> Kind:
+    """Folders of shared devices (``turns.device_folder``) whose arbiter has ended."""
+    kind = _make_kind("turns")
+    for path in _entries(folder):
+        size = _size_bytes(path)
+        with _locked_alone(path / "lock") as is_free, _locked_alone(path / "log") as has_ended:
+            _count(kind, size, kept=not (is_free and has_ended))
+            if is_free and has_ended:
+                _remove(path, dry_run)
     return kind
 
 

@@ -24,6 +24,7 @@ _NAMES = {
     "runs": "run's checkpoints",
     "sessions": "session",
     "trials": "dtype trials",
+    "turns": "shared device",
     "environments": "environment",
 }
 

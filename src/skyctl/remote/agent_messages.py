@@ -102,7 +102,7 @@ class CleanedKind(AgentMessage):
     ``environments`` are those of setup, which are not in the cache.
     """
 
-    what: Literal["packages", "trees", "blobs", "runs", "sessions", "trials", "environments"]
+    what: Literal["packages", "trees", "blobs", "runs", "sessions", "trials", "turns", "environments"]
     removed: Index
     freed_bytes: Index
     kept: Index

@@ -5,7 +5,7 @@
     CACHE/turns/DEVICE/
     ├── lock    held while an arbiter is looked for, started, or ends
     ├── line    the arbiter's socket
-    └── log     what an arbiter printed that failed
+    └── log     what an arbiter printed that failed; locked by the one that runs
 
 Whoever finds no arbiter makes the socket, under the lock, and starts a process with it: so two first jobs
 find one arbiter, and a job is in the socket's queue before the arbiter runs. The arbiter ends under the same

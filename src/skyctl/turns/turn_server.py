@@ -263,6 +263,7 @@ def main(arguments: list[str]) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
+    fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_EX)  # its log: `skyctl clean` leaves the folder alone
     TurnServer(listener, Path(arguments[1])).run()
 
 
