@@ -43,7 +43,9 @@ MODEL, LAYERS, BATCH = "gpt:layers=2,hidden=64,heads=4,context=64", 6, 16
 SHARES, PAIR = (2, 6, 4, 4), (6, 10)
 CUTS = [0, 3, LAYERS]
 """Of pipelines of two stages."""
-STEPS_AFTER, FREEZE_S, STALL_S = 12, 20.0, 45.0
+STEPS_AFTER, FREEZE_S = 12, 20.0
+START_S, STALL_S = 300.0, 45.0
+"""How long nobody may say a word, before the first step and from it on."""
 STRIKE_STEP = 24
 """So late that ranks know which silence of others is usual: eight signs of life, one each 0.1 s."""
 LOCALHOST = "127.0.0.1"
@@ -220,10 +222,11 @@ def played(
             timer = threading.Timer(delay_s, strike, (pool,))
             timer.start()
         ends[event["step"]] = time.monotonic()
+        pool.stall_s = STALL_S
 
     with tempfile.TemporaryDirectory() as folder:
         pool = driver.Pool(ranks.count, Path(folder), ranks.prefix)
-        pool.stall_s = STALL_S
+        pool.stall_s = START_S
         try:
             try:
                 done = pool.run(orders(driver, ranks, BATCH, strike_step + STEPS_AFTER), watch)

@@ -1,0 +1,63 @@
+"""Jobs of one process that wait for room on a device, given by a real arbiter."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from tests.helpers.processes import until
+from tests.turns.jobs import DEVICE
+from tests.turns.test_turn_client import arbiters
+
+from skyctl.errors import MismatchError
+from skyctl.turns.memory_admission import MemoryNeed
+from skyctl.turns.turn_client import DeviceTurns, list_shared_devices, open_turns
+
+CAPACITY = 1000.0
+
+
+def opened(cache: Path, name: str) -> DeviceTurns:
+    turns = open_turns("fair", device=DEVICE, job_id=name, cache=cache)
+    assert isinstance(turns, DeviceTurns)
+    return turns
+
+
+def test_who_waits_is_told_its_place_and_comes_in_even_after_an_arbiters_death(tmp_path: Path) -> None:
+    first, second = opened(tmp_path, "first"), opened(tmp_path, "second")
+    places: queue.Queue[int] = queue.Queue()
+    waits = threading.Thread(
+        target=lambda: [second.enter(MemoryNeed(600.0), CAPACITY, places.put), places.put(0)]
+    )
+    try:
+        first.enter(MemoryNeed(600.0), CAPACITY, places.put)
+        waits.start()
+        assert places.get(timeout=30) == 1
+        [shared] = list_shared_devices(tmp_path)
+        assert [(job.job, job.place) for job in shared.jobs] == [("first", 0), ("second", 1)]
+        [arbiter] = arbiters(tmp_path)
+        os.kill(arbiter, signal.SIGKILL)
+        until(lambda: [pid for pid in arbiters(tmp_path) if pid != arbiter], "another arbiter")
+        with first.turn():
+            pass  # both are with the next one, or will be
+        with pytest.raises(queue.Empty):
+            places.get(timeout=1.0)
+        first.close()
+        assert places.get(timeout=30) == 0
+    finally:
+        for job in (first, second):
+            job.close()
+        waits.join()
+    until(lambda: not arbiters(tmp_path), "the arbiter's end")
+
+
+def test_what_fits_on_no_device_is_refused(tmp_path: Path) -> None:
+    job = opened(tmp_path, "run/0")
+    try:
+        with pytest.raises(MismatchError, match="run/0 needs"):
+            job.enter(MemoryNeed(900.0, 200.0), CAPACITY, lambda _: None)
+    finally:
+        job.close()
