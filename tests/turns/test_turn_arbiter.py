@@ -34,7 +34,7 @@ def ordered(arbiter: TurnArbiter, now: float) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("fifo", "abc"), ("fair", "cab"), ("srtf", "bac"), ("priority", "cba")],
+    [("fifo", "abc"), ("fair", "cab"), ("srtf", "cba"), ("priority", "cba")],
 )
 def test_order(kind: str, expected: str) -> None:
     arbiter = TurnArbiter(kind)

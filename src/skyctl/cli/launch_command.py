@@ -76,6 +76,10 @@ def launch_run(out: Output, source: str | None, options: LaunchOptions) -> str |
         from skyctl.run.round_spec import refuse_patience
 
         refuse_patience(owners=bool(options.owners), patience=options.patience)
+    if options.turns is not None:
+        from skyctl.turns.turn_policy import parse_turns
+
+        parse_turns(options.turns)
     if options.wandb is not None:
         from skyctl.run.wandb_writer import require_wandb
 
@@ -408,6 +412,7 @@ def _show_ranks(
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
         recipe=request.recipe,
         trace=options.trace,
+        turns=options.turns,
     )
     for spec in specs:
         order = spec.order

@@ -233,6 +233,15 @@ class SupervisionOptions:
 
     trial: TrialOption = True
     trace: TraceOption = False
+    turns: Annotated[
+        str | None,
+        typer.Option(
+            "--turns",
+            metavar="POLICY",
+            help="Share devices by turns with other runs that say so, too: fifo, fair, srtf, pack or "
+            "priority=N.",
+        ),
+    ] = None
     ignore_changes: Annotated[
         bool,
         typer.Option(
@@ -354,6 +363,7 @@ class LaunchOptions(
             elastic=self.elastic,
             min_pipelines=self.min_pipelines,
             dynamic=self.dynamic,
+            turns=self.turns,
             wandb=self.wandb,
         )
 
@@ -376,5 +386,5 @@ class LaunchOptions(
         """How a run is played, by name in ``RunOptions``: what was given beside ``--resume``."""
         names = [option.name for option in fields(FaultToleranceOptions)]
         defaults = LaunchOptions()
-        given = {name: getattr(self, name) for name in (*names, "trace", "ignore_changes", "wandb")}
+        given = {name: getattr(self, name) for name in (*names, "trace", "ignore_changes", "turns", "wandb")}
         return {name: value for name, value in given.items() if value != getattr(defaults, name)}

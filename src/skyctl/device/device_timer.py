@@ -5,6 +5,9 @@ after its start. What is stretched is the action's own work: with one thread on 
 so that other processes on this machine that hold the core for a while do not count twice (autograd's backward
 runs in the thread that calls it; time asleep is not stretched); elsewhere wall time. A sleep that overshoots
 makes later ones shorter.
+
+On a device that is shared by turns an action has the turn from its start to its end, what it is stretched by
+included. It is timed from when it has it: what it waited for the turn is no time of the action's.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
+
+from skyctl.turns.turn_client import NO_TURNS, DeviceTurns, NoTurns
 
 T = TypeVar("T")
 
@@ -38,18 +43,31 @@ class DeviceTimer:
         slowdown: at least 1; 1 adds nothing.
         single_thread: the work is done by the calling thread alone.
         device: a device whose work is asynchronous is waited for.
+        turns: of the device; an action waits for no other machine, so no turn is held meanwhile.
     """
 
-    def __init__(self, slowdown: float, *, single_thread: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        slowdown: float,
+        *,
+        single_thread: bool,
+        device: torch.device,
+        turns: DeviceTurns | NoTurns = NO_TURNS,
+    ) -> None:
         self.slowdown = slowdown
         self.on_cpu = device.type == "cpu"
         self._by_cpu = single_thread and self.on_cpu
         self._clock = time.thread_time if single_thread else time.process_time
         self._device = device
         self._owed_s = 0.0
+        self._turns = turns
 
     def run(self, action: Callable[[], T]) -> TimedResult[T]:
         """Runs one action and times it to its end on the device."""
+        with self._turns.turn():
+            return self._run(action)
+
+    def _run(self, action: Callable[[], T]) -> TimedResult[T]:
         start, cpu = time.perf_counter(), self._clock()
         result = action()
         if not self.on_cpu:

@@ -183,6 +183,7 @@ class OrderMaker:
             trace=self._options.trace,
             checkpoints=checkpoints,
             elastic=self._elastic(plan),
+            turns=self._options.turns,
         )
         limits, numels = policy.shard_limits(plan.problem), planned_numels(plan.problem)
         return [

@@ -34,6 +34,7 @@ from skyctl.worker.rank_order import (
     RankOrder,
     ResumePoint,
     RoundOptions,
+    TurnsOrder,
     WorldOrder,
 )
 from skyctl.workload.recipe import Recipe
@@ -228,6 +229,7 @@ def rank_specs(
     trace: bool = False,
     checkpoints: AttemptCheckpoints | None = None,
     elastic: ElasticOrder | None = None,
+    turns: str | None = None,
 ) -> list[RankSpec]:
     """The ranks of all pipelines, in their order, and then the helpers'.
 
@@ -237,6 +239,7 @@ def rank_specs(
         addresses: by node, the address at which its peers reach it.
         checkpoints: None: ranks go on from none, and write none.
         elastic: None: the attempt ends where a rank is lost.
+        turns: the policy by which devices are shared with other runs; None: they are not.
     """
     maker = _OrderMaker(
         plan,
@@ -250,6 +253,7 @@ def rank_specs(
         trace=trace,
         checkpoints=checkpoints or AttemptCheckpoints(),
         elastic=elastic,
+        turns=turns,
     )
     made: list[RankSpec] = []
     first = 0
@@ -284,6 +288,7 @@ class _OrderMaker:
     trace: bool
     checkpoints: AttemptCheckpoints
     elastic: ElasticOrder | None
+    turns: str | None
     nodes: list[Node] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -347,6 +352,7 @@ class _OrderMaker:
             replicas=self._replicas[rank],
             best=self.checkpoints.best if problem.owners is None else None,
             elastic=self.elastic,
+            turns=None if self.turns is None else TurnsOrder(self.turns, stage.device),
         )
 
     def helper_order(self, rank: int, device: str) -> HelperOrder:

@@ -30,6 +30,7 @@ class RunOptions:
         elastic: where a device is lost, the others go on in the same step.
         dynamic: shares follow devices' measured paces.
         min_pipelines: with fewer devices that hold all layers they don't.
+        turns: the policy by which devices are shared with other runs; None: they are not.
         wandb: the project of Weights & Biases that each step's figures go to, too; None: to none.
     """
 
@@ -48,6 +49,7 @@ class RunOptions:
     elastic: bool = False
     min_pipelines: int = 1
     dynamic: bool = False
+    turns: str | None = None
     wandb: str | None = None
 
     @property

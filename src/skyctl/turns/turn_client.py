@@ -52,11 +52,15 @@ class NoTurns:
     def enter(self, need: MemoryNeed, capacity_bytes: float, told: Callable[[int], None]) -> None:
         """Whoever comes has room."""
 
+    def tell_progress(self, done: int, total: int) -> None:
+        """Nobody wants to know."""
+
     def close(self) -> None:
         """There is nothing to give back."""
 
 
 _NO_TURN = contextlib.nullcontext()
+NO_TURNS = NoTurns()
 
 
 class DeviceTurns:
@@ -158,6 +162,12 @@ class DeviceTurns:
                     self._changed.wait()
                 elif place := self._place:
                     told(place)
+
+    def tell_progress(self, done: int, total: int) -> None:
+        """``tell`` of what is left to do, by the device seconds that was done so far has taken."""
+        with self._changed:
+            used_s = self._used_s
+        self.tell(remaining_s=used_s / done * (total - done))
 
     def close(self) -> None:
         """Gives back what is held; the job is no longer one of the device's."""
@@ -315,7 +325,7 @@ def open_turns(turns: str | None, *, device: str, job_id: str, cache: Path) -> D
         RunError: no arbiter can be started.
         OSError: the system refuses.
     """
-    return NoTurns() if turns is None else DeviceTurns(turns, device, job_id, cache)
+    return NO_TURNS if turns is None else DeviceTurns(turns, device, job_id, cache)
 
 
 def list_shared_devices(cache: Path) -> list[messages.ListedMessage]:

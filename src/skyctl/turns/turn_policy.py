@@ -7,7 +7,6 @@ A turn that is under way is never cut short. So on a device of ``n`` jobs nobody
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -60,7 +59,7 @@ class JobAccount:
         turns: how many it had.
         asked_at: since when it waits, on the arbiter's clock; None: it does not.
         holds: it has a turn.
-        remaining_s: device seconds that it says it needs yet.
+        remaining_s: device seconds that it says it needs yet; 0, so that it goes first, before it says so.
         told_demand: the part of the device, up to 1, that it says it uses; None: that is measured.
         fair_s: device seconds as FAIR counts them: who comes or comes back owes and is owed nothing.
     """
@@ -74,7 +73,7 @@ class JobAccount:
     turns: int = 0
     asked_at: float | None = None
     holds: bool = False
-    remaining_s: float = math.inf
+    remaining_s: float = 0.0
     told_demand: float | None = None
     fair_s: float = 0.0
     used_before_s: float = field(init=False)

@@ -327,6 +327,19 @@ class BestValidation:
 
 
 @dataclass(frozen=True)
+class TurnsOrder:
+    """Compute by turns with other runs on the device.
+
+    Attributes:
+        policy: as ``--turns`` has it.
+        device: as all launchers call it that share it: the node's name, and the node's name of the device.
+    """
+
+    policy: Label
+    device: Label
+
+
+@dataclass(frozen=True)
 class RankOrder:
     """Train the layers of one stage.
 
@@ -354,6 +367,7 @@ class RankOrder:
         best: of the run so far; None: no checkpoint is kept for its loss.
         replicas: None: nobody else holds its layers.
         elastic: None: where a rank is lost, all of them end.
+        turns: None: it computes whenever it can.
     """
 
     kind: ClassVar[str] = "rank"
@@ -387,6 +401,7 @@ class RankOrder:
     replicas: ReplicaOrder | None = None
     best: BestValidation | None = None
     elastic: ElasticOrder | None = None
+    turns: TurnsOrder | None = None
 
     @property
     def is_first(self) -> bool:

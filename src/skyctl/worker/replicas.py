@@ -74,8 +74,8 @@ def replicas() -> dist.ProcessGroup:
 
     Raises:
         RunError: replicas make unequal numbers of microbatches, are cut differently, or go on without each
-            other, so that a collective would wait for ever; training has begun; or the run validates, which
-            only one pipeline does.
+            other, so that a collective would wait for ever; training has begun; the run validates, which only
+            one pipeline does; or it shares devices by turns.
     """
     if _Here.group is None:
         _Here.group = _make_group()
@@ -127,6 +127,12 @@ def _make_group() -> Any:
         raise RunError(
             "skyctl.replicas() does not go with --validate-every: one pipeline alone validates",
             hint="leave --validate-every out, and compare the checkpoints' loss afterwards",
+        )
+    if order.turns is not None:
+        raise RunError(
+            "skyctl.replicas() does not go with --turns: its collectives wait for other machines while they "
+            "hold this device's turn, and runs could wait for each other for ever",
+            hint="leave --turns out",
         )
     if _Here.is_late:
         raise RunError(

@@ -15,6 +15,7 @@ from skyctl.checkpoint.node.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.device.process_memory import give_back_large_blocks
 from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.turns.turn_client import NO_TURNS, DeviceTurns, NoTurns, open_turns
 from skyctl.worker.batches.batch_sketch import sketch_layers
 from skyctl.worker.batches.rank_batches import RankBatches
 from skyctl.worker.batches.sample_batches import Prefetcher
@@ -86,6 +87,7 @@ class Trainer:
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
         self._elastic: ElasticRank | None = None
+        self._turns: DeviceTurns | NoTurns = NO_TURNS
         self._stop_requested = self._is_out_of_patience = False
         first, _ = order.microbatch_range
         self._recorder = TraceRecorder(first_microbatch=first) if order.trace else None
@@ -100,6 +102,10 @@ class Trainer:
         self._link.tell_environment(order.device)
         self._progress.phase = "build"
         self._device = use_device(order.device)
+        if order.turns is not None:
+            self._turns = open_turns(
+                order.turns.policy, device=order.turns.device, job_id=order.run_id, cache=self._channel.cache
+            )
         self._spec, self._recipe = order.workload, order.recipe
         torch.manual_seed(self._spec.seed)
         ring = order.sync.ring if order.sync is not None else None
@@ -167,6 +173,7 @@ class Trainer:
     def close(self) -> None:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
         self._link.close()
+        self._turns.close()
         close_replicas()
         if self._elastic is not None:
             self._elastic.close()
@@ -285,6 +292,7 @@ class Trainer:
             self._order.slowdown,
             single_thread=torch.get_num_threads() == 1,
             device=self._device,
+            turns=self._turns,
         )
         update = StageUpdate(optimizer, timer, self._progress, recorder=self._recorder)
         if self._recipe.clip_norm is not None:
@@ -463,6 +471,7 @@ class Trainer:
             is_first=None if self._elastic is None else self._is_first_member,
             is_only_pipeline=self._batches.is_only_pipeline,
             best=self._order.best,
+            turns=self._turns,
         )
         self._progress.phase = "the first step"
         batches: Prefetcher | ElasticBatches = Prefetcher(sketcher)

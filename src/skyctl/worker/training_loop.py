@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from skyctl.agent.task_events import to_message
+from skyctl.turns.turn_client import NO_TURNS, DeviceTurns, NoTurns
 from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
@@ -69,6 +70,7 @@ class TrainingLoop:
         is_only_pipeline: there are no others, which can't know whether a validation was the best yet.
         is_first: whether it is this rank that validates now; None: whoever has a validator does.
         best: the best validation so far.
+        turns: of the device, which is told what is left to do.
         is_out_of_patience: the run ends with the next step, as no validation was better for too long.
     """
 
@@ -87,6 +89,7 @@ class TrainingLoop:
     is_only_pipeline: bool = True
     is_first: Callable[[], bool] | None = None
     best: BestValidation | None = None
+    turns: DeviceTurns | NoTurns = NO_TURNS
     is_out_of_patience: bool = False
 
     def run(self, batches: BatchReader, first_step: int, steps: int) -> int:
@@ -106,6 +109,7 @@ class TrainingLoop:
                 while_waiting=batches.prefetch if step + 1 < steps else lambda: None,
             )
             ended = time.perf_counter()
+            self.turns.tell_progress(step + 1 - first_step, steps - first_step)
             last = step + 1 == steps
             validation_due = self.recipe.validates(step, last=last) and not report.is_last
             validates = validation_due and self.validator is not None and self._is_first()
