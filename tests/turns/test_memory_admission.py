@@ -54,6 +54,7 @@ def test_what_takes_turns_shares_the_room_of_a_turn() -> None:
         admission.ask("a", need)
         admission.ask("b", need)
     assert [by_turns.let_in(), at_once.let_in()] == [("a", "b"), ("a",)]
+    assert (by_turns.is_tight, at_once.is_tight) == (True, False)
     at_once.leave("a")
     assert at_once.let_in() == ("b",)
 

@@ -40,7 +40,7 @@ def test_who_waits_is_told_its_place_and_comes_in_even_after_an_arbiters_death(t
         assert [(job.job, job.place) for job in shared.jobs] == [("first", 0), ("second", 1)]
         [arbiter] = arbiters(tmp_path)
         os.kill(arbiter, signal.SIGKILL)
-        until(lambda: [pid for pid in arbiters(tmp_path) if pid != arbiter], "another arbiter")
+        until(lambda: [pid for pid in arbiters(tmp_path) if pid != arbiter], lambda: "no other arbiter")
         with first.turn():
             pass  # both are with the next one, or will be
         with pytest.raises(queue.Empty):
@@ -51,7 +51,7 @@ def test_who_waits_is_told_its_place_and_comes_in_even_after_an_arbiters_death(t
         for job in (first, second):
             job.close()
         waits.join()
-    until(lambda: not arbiters(tmp_path), "the arbiter's end")
+    until(lambda: not arbiters(tmp_path), lambda: "the arbiter has not ended")
 
 
 def test_what_fits_on_no_device_is_refused(tmp_path: Path) -> None:
@@ -61,3 +61,25 @@ def test_what_fits_on_no_device_is_refused(tmp_path: Path) -> None:
             job.enter(MemoryNeed(900.0, 200.0), CAPACITY, lambda _: None)
     finally:
         job.close()
+
+
+def test_memory_is_freed_before_anothers_turn_only_where_that_needs_it(tmp_path: Path) -> None:
+    jobs = {name: opened(tmp_path, name) for name in "abc"}
+    freed: queue.Queue[str] = queue.Queue()
+    try:
+        for name, need in (("a", MemoryNeed(200.0, 300.0)), ("b", MemoryNeed(200.0, 300.0))):
+            jobs[name].enter(need, CAPACITY, lambda _: None, lambda name=name: freed.put(name))
+        for _ in range(2):
+            for name in "ab":
+                with jobs[name].turn():
+                    pass
+        assert freed.empty(), "all of both fits"
+        jobs["c"].enter(MemoryNeed(200.0, 100.0), CAPACITY, lambda _: None, lambda: freed.put("c"))
+        for name in "ab":
+            with jobs[name].turn():
+                pass
+        assert freed.get(timeout=30) in "ab"
+    finally:
+        for job in jobs.values():
+            job.close()
+    until(lambda: not arbiters(tmp_path), lambda: "the arbiter has not ended")

@@ -48,6 +48,12 @@ class MemoryAdmission:
         """What those that are there may have together at most."""
         return self._bytes_of(self._there.values())
 
+    @property
+    def is_tight(self) -> bool:
+        """Those that are there fit only as none keeps its ephemeral bytes beyond its turn."""
+        needs = self._there.values()
+        return sum(need.persistent_bytes + need.ephemeral_bytes for need in needs) > self.capacity_bytes
+
     def ask(self, job_id: str, need: MemoryNeed) -> None:
         """The job waits for room; ``let_in`` lets it in.
 

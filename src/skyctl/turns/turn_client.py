@@ -49,7 +49,13 @@ class NoTurns:
     def tell(self, *, remaining_s: float | None = None, demand: float | None = None) -> None:
         """Nobody wants to know."""
 
-    def enter(self, need: MemoryNeed, capacity_bytes: float, told: Callable[[int], None]) -> None:
+    def enter(
+        self,
+        need: MemoryNeed,
+        capacity_bytes: float,
+        told: Callable[[int], None],
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
         """Whoever comes has room."""
 
     def tell_progress(self, done: int, total: int) -> None:
@@ -82,6 +88,8 @@ class DeviceTurns:
         self._told = messages.TellRequest()
         self._room: messages.RoomRequest | None = None
         self._place: int | None = None
+        self._is_tight = False
+        self._release: Callable[[], None] = lambda: None
         self._error: Exception | None = None
         self._parser = FrameParser()
         self._sock = self._join(returns=False)
@@ -108,6 +116,7 @@ class DeviceTurns:
                     self._ask(now, messages.AskRequest())
                 elif self._is_wanted and now - self._granted_at >= SLICE_S:
                     self._holds = False
+                    self._free()
                     self._ask(now, messages.GiveRequest(self._used_s, self._count, asks=True))
             except BaseException:
                 self._computes = False
@@ -139,12 +148,20 @@ class DeviceTurns:
                 self._told = told
                 self._send(told)
 
-    def enter(self, need: MemoryNeed, capacity_bytes: float, told: Callable[[int], None]) -> None:
+    def enter(
+        self,
+        need: MemoryNeed,
+        capacity_bytes: float,
+        told: Callable[[int], None],
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
         """Waits until the device has room for the job's memory. It has that until it closes.
 
         Args:
             capacity_bytes: what the device has for all jobs together.
             told: called with the job's place among those that wait, from 1, whenever that changes.
+            release: gives freed memory back to the device. Called before the turn is given back where jobs
+                fit only if none keeps its ephemeral bytes; by another thread than the one that computes.
 
         Raises:
             MismatchError: the device could not hold the job even alone; or as ``turn``.
@@ -153,6 +170,7 @@ class DeviceTurns:
         alone = MemoryAdmission(capacity_bytes)
         alone.ask(self._job, need)  # raises what the arbiter would have no words for
         with self._changed:
+            self._release = release
             self._room = messages.RoomRequest(need.persistent_bytes, need.ephemeral_bytes, capacity_bytes)
             self._send(self._room)
             place = None
@@ -189,6 +207,11 @@ class DeviceTurns:
             self._check()
             self._changed.wait()
         self._waited_s += time.monotonic() - now
+
+    def _free(self) -> None:
+        """Before another job's turn: gives freed memory back where that job needs it."""
+        if self._is_tight:
+            self._release()
 
     def _check(self) -> None:
         if self._error is not None:
@@ -228,6 +251,7 @@ class DeviceTurns:
         if left_s > 0.0:
             return left_s
         self._holds = False
+        self._free()
         self._send(messages.GiveRequest(self._used_s, self._count))
         return None
 
@@ -246,7 +270,7 @@ class DeviceTurns:
                         self._is_wanted = True
                         continue
                     if isinstance(answer, messages.RoomMessage):
-                        self._place = answer.place
+                        self._place, self._is_tight = answer.place, answer.is_tight
                         self._changed.notify_all()
                         continue
                     if not self._asks:

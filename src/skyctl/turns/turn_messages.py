@@ -5,7 +5,7 @@
     job → OpenRequest                           first; EOF where the job has died or closed
     arbiter → OpenedMessage | RefusedMessage
     job → RoomRequest
-    arbiter → RoomMessage                       whenever its place has changed
+    arbiter → RoomMessage                       whenever that has changed
     job → AskRequest, GiveRequest, UseRequest, TellRequest
     arbiter → GrantMessage                      the turn is the job's
     arbiter → WantedMessage                     somebody else waits for it
@@ -140,10 +140,16 @@ class WantedMessage:
 
 @dataclass(frozen=True)
 class RoomMessage:
-    """The job's place among those that wait for memory, from 1; 0: it may have what it asked for."""
+    """The job's place among those that wait for memory.
+
+    Attributes:
+        place: from 1; 0: it may have what it asked for.
+        is_tight: there is room for no job's ephemeral bytes but those of whoever has the turn.
+    """
 
     kind: ClassVar[str] = "place"
     place: Annotated[int, Within(0, 1 << 20)]
+    is_tight: bool
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class _Connection:
     Attributes:
         number: the job's.
         is_told: that its turn is wanted.
-        place: among those that wait for memory, as it was told last; None: it did not ask for any.
+        room: what it was told last of its memory; None: nothing yet.
+        wants_room: it has asked for memory.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -48,7 +49,8 @@ class _Connection:
         self.outgoing = FrameWriteBuffer(sock.fileno())
         self.number: int | None = None
         self.is_told = False
-        self.place: int | None = None
+        self.room: messages.RoomMessage | None = None
+        self.wants_room = False
 
     def send(self, answer: messages.Answer) -> None:
         self.outgoing.push(write_request(answer))
@@ -186,26 +188,26 @@ class TurnServer:
     def _enter(self, connection: _Connection, number: int, request: messages.RoomRequest) -> None:
         need = MemoryNeed(request.persistent_bytes, request.ephemeral_bytes)
         self._room.capacity_bytes = max(self._room.capacity_bytes, request.capacity_bytes)
-        connection.place = -1  # it is told its place in any case
+        connection.wants_room, connection.room = True, None
         if request.holds:
             self._room.keep(str(number), need)
         else:
             self._room.ask(str(number), need)
 
-    def _tell_places(self) -> None:
-        """Tells each job its place among those that wait for memory, where that has changed."""
+    def _tell_of_room(self) -> None:
+        """Lets in whose memory fits, and tells each job of its own, where that has changed."""
         if time.monotonic() < self._grants_from:
             return
         self._room.let_in()
         for number, connection in self._by_number.items():
-            place = self._room.place(str(number))
-            if connection.place is not None and connection.place != place:
-                connection.place = place
-                connection.send(messages.RoomMessage(place))
+            room = messages.RoomMessage(self._room.place(str(number)), self._room.is_tight)
+            if connection.wants_room and connection.room != room:
+                connection.room = room
+                connection.send(room)
 
     def _grant(self) -> None:
         """Gives turns, and tells their holders once that somebody else waits."""
-        self._tell_places()
+        self._tell_of_room()
         arbiter, now = self._arbiter, time.monotonic()
         if arbiter is None or now < self._grants_from:
             return
