@@ -79,12 +79,15 @@ def machine_changes(then: Machine, now: Machine) -> list[ClusterChange]:
     return changes
 
 
-def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[ClusterChange]:
+def plan_changes(
+    plan: Plan, facts: Mapping[int, EnvironmentEvent], *, shares: bool = False
+) -> list[ClusterChange]:
     """Everything in which what the ranks found differs from what the plan was made for.
 
     Args:
         facts: by rank (stages, then helpers); a plan that remembers no machines is checked for memory, and
             for versions of torch that differ between its ranks.
+        shares: other runs are on the devices, too, and ranks wait for memory: what is free now is no change.
     """
     measured = {machine.device: machine for machine in plan.machines}
     devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
@@ -101,7 +104,7 @@ def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[Clus
             changes += machine_changes(then, _found_machine(then, fact))
     if not measured:
         changes += _torch_changes(devices, facts)
-    return changes + _memory_changes(plan, devices, facts)
+    return changes if shares else changes + _memory_changes(plan, devices, facts)
 
 
 def entering_changes(

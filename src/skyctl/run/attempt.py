@@ -381,7 +381,7 @@ class Attempt:
     def _judge_nodes(self, facts: Mapping[int, EnvironmentEvent]) -> None:
         """Raises MismatchError where nodes are not what the plan was made for, or says it."""
         self._facts = dict(facts)
-        changes = plan_changes(self._orders.plan, facts)
+        changes = plan_changes(self._orders.plan, facts, shares=self._options.turns is not None)
         if refuses_changes(self._options, self._orders.number):
             refuse_changes(self._orders.plan, changes)
         elif changes:

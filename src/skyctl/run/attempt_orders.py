@@ -79,7 +79,7 @@ class OrderMaker:
             ClusterChangedError: ranks on this machine need more memory together than is free.
             SkyctlError: a node could not say its address, or did not take the code.
         """
-        if refuses_changes(self._options, number):
+        if refuses_changes(self._options, number) and self._options.turns is None:
             self._refuse_local_shortage(plan)
         addresses = self._run.addresses(nodes_in(plan))
         self._run.callbacks.phase("shipping the workload")

@@ -43,6 +43,7 @@ from skyctl.worker.rank_events import (
     RankEvent,
     RankResult,
     ReadyEvent,
+    RoomEvent,
     StepEvent,
     StoredEvent,
     TensorSketch,
@@ -53,6 +54,7 @@ from skyctl.worker.rank_order import RankOrder
 from skyctl.worker.rank_requests import (
     AdmitRequest,
     BuildRequest,
+    EnterRequest,
     StartRequest,
     StoredRequest,
     WitnessRequest,
@@ -67,7 +69,7 @@ class Tell:
     """The launcher is to send ``request`` to the rank of number ``rank``."""
 
     rank: int
-    request: AdmitRequest | BuildRequest | StartRequest | StoredRequest | WitnessRequest
+    request: AdmitRequest | BuildRequest | EnterRequest | StartRequest | StoredRequest | WitnessRequest
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class AttemptState:
         self._readers = [self._reader(spec, nodes[spec.node]) for spec in planned]
         self._planned = len(planned)
         self._facts: dict[int, EnvironmentEvent] = {}
+        self._entered: set[int] = set()
         self._ready: dict[int, ReadyEvent] = {}
         self._keys = KeyExchange()
         self._drifted: set[int] = set()
@@ -316,9 +319,14 @@ class AttemptState:
             rank.enter_phase("telling what is here", waiting=True)
             if len(self._facts) == len(self.ranks):
                 yield NodesSeen(self._facts)
-                for waiting in self.ranks:
-                    yield Tell(waiting.spec.rank, BuildRequest())
-                    waiting.enter_phase("build")
+                yield from self._let_build()
+        elif isinstance(event, RoomEvent):
+            if event.place:
+                yield Remark(f"{rank.name} waits for memory that other runs hold, as number {event.place}")
+            else:
+                self._entered.add(number)
+                rank.enter_phase("waiting to build", waiting=True)
+                yield from self._let_build()
         elif isinstance(event, StoredEvent | KeyWantedEvent):
             for other, answer in self._keys.answers(number, event):
                 yield Tell(other, answer)
@@ -328,6 +336,21 @@ class AttemptState:
             if not self.is_starting:
                 self.check_beginnings({number: ready.sketches for number, ready in self._ready.items()})
                 yield from self._start_all()
+
+    def _let_build(self) -> Iterator[News]:
+        """Has the next rank ask for its memory; once none is left that asks for it, all build.
+
+        Every launcher goes through devices in the order of their ids: no two runs wait for each other's.
+        """
+        asking = [r for r in self.ranks if r.spec.asks_room and r.spec.rank not in self._entered]
+        if asking:
+            following = min(asking, key=lambda r: (r.spec.device, r.spec.rank))
+            yield Tell(following.spec.rank, EnterRequest())
+            following.enter_phase("waiting for memory")
+            return
+        for rank in self.ranks:
+            yield Tell(rank.spec.rank, BuildRequest())
+            rank.enter_phase("build")
 
     def check_beginnings(self, sketches: Mapping[int, LayerSketches]) -> None:
         """Compares the weights that ranks begin with, before they are told to start.

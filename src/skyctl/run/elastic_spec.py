@@ -25,6 +25,7 @@ from skyctl.worker.rank_order import (
     RankOrder,
     ReplicaOrder,
     RoutePlace,
+    TurnsOrder,
     Unlike,
 )
 from skyctl.workload.workload_spec import WorkloadSpec
@@ -153,6 +154,7 @@ def entering_spec(
         resume=None,
         replicas=ReplicaOrder((rank,), address, Unlike("elastic")),
         best=kept.best,
+        turns=None if order.turns is None else TurnsOrder(order.turns.policy, device),
         elastic=replace(
             order.elastic,
             pipelines={member: member for member in sorted((*hosts, rank))},

@@ -28,6 +28,7 @@ from skyctl.worker.rank_events import (
     RankEvent,
     RankResult,
     ReadyEvent,
+    RoomEvent,
     StepEvent,
     StoredEvent,
     ValidationEvent,
@@ -41,7 +42,9 @@ MAX_NOTES = 1000
 """Of what a rank says about its checkpoints in an attempt, each once."""
 MAX_KEYS, MAX_KEYS_BY_RANK = 64, 8
 """Of the store over which ranks find each other a rank may use so many, and so many more for each rank."""
-_START = (EnvironmentEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
+MAX_PLACE = 10_000
+"""No rank waits behind so many others for its memory."""
+_START = (EnvironmentEvent, RoomEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
 
 
 def admission_keys(rank: int, joining: int) -> frozenset[str]:
@@ -75,6 +78,7 @@ class RankMessageReader:
         self._has_entered = not spec.joins
         self._admission_keys: set[str] = set()
         self._notes = self._keys = 0
+        self._place = MAX_PLACE
         self._own_keys: set[str] = set()
         self._most_keys = MAX_KEYS + MAX_KEYS_BY_RANK * ranks
         self._validates: int | None = None
@@ -124,7 +128,9 @@ class RankMessageReader:
         self._keys += isinstance(event, StoredEvent | KeyWantedEvent)
         if isinstance(event, StoredEvent):
             self._own_keys.add(event.key)
-        if isinstance(event, StepEvent):
+        if isinstance(event, RoomEvent):
+            self._place = event.place
+        elif isinstance(event, StepEvent):
             self._next_step = event.step + 1
             self._validates = event.step if event.validates else None
         elif isinstance(event, ValidationEvent):
@@ -191,6 +197,9 @@ class RankMessageReader:
             if self._keys >= self._most_keys:
                 return f"it has used {self._most_keys} keys, the most"
             return self._fault_of_key(event.key) if isinstance(event, StoredEvent) else None
+        if isinstance(event, RoomEvent):
+            is_asked = self._spec.asks_room and EnvironmentEvent in self._seen
+            return None if is_asked and event.place < self._place else f"its place can't be {event.place}"
         return "it had said so before" if type(event) in self._seen else None
 
     def _fault_of_key(self, key: str) -> str | None:

@@ -15,6 +15,7 @@ from skyctl.agent.message_fields import with_index
 from skyctl.checkpoint.node.recovery import RestorePoint
 from skyctl.errors import InputError, MismatchError
 from skyctl.planning.backend_choice import backend_of
+from skyctl.planning.shared_runs import memory_needs
 from skyctl.records.backend import GLOO
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
@@ -66,6 +67,12 @@ class RankSpec:
     def pipeline(self) -> int | None:
         """The number of its pipeline; None for a rank that helps."""
         return self.order.pipeline if isinstance(self.order, RankOrder) else None
+
+    @property
+    def asks_room(self) -> bool:
+        """Whether it asks for its memory on a device that it shares with other runs before it builds."""
+        turns = self.order.turns if isinstance(self.order, RankOrder) else None
+        return turns is not None and turns.capacity_bytes is not None
 
     @property
     def layers(self) -> range:
@@ -352,7 +359,19 @@ class _OrderMaker:
             replicas=self._replicas[rank],
             best=self.checkpoints.best if problem.owners is None else None,
             elastic=self.elastic,
-            turns=None if self.turns is None else TurnsOrder(self.turns, stage.device),
+            turns=self._turns_order(stage.device),
+        )
+
+    def _turns_order(self, device: str) -> TurnsOrder | None:
+        if self.turns is None:
+            return None
+        need = memory_needs(self.plan)[device]
+        return TurnsOrder(
+            self.turns,
+            device,
+            need.persistent_bytes,
+            need.ephemeral_bytes,
+            {described.id: described.memory_bytes for described in self.plan.problem.devices}[device],
         )
 
     def helper_order(self, rank: int, device: str) -> HelperOrder:

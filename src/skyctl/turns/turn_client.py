@@ -159,7 +159,7 @@ class DeviceTurns:
 
         Args:
             capacity_bytes: what the device has for all jobs together.
-            told: called with the job's place among those that wait, from 1, whenever that changes.
+            told: called with the job's place among those that wait, from 1, whenever that is lower.
             release: gives freed memory back to the device. Called before the turn is given back where jobs
                 fit only if none keeps its ephemeral bytes; by another thread than the one that computes.
 
@@ -176,7 +176,7 @@ class DeviceTurns:
             place = None
             while place != 0:
                 self._check()
-                if self._place in (None, place):
+                if self._place is None or (place is not None and self._place >= place):
                     self._changed.wait()
                 elif place := self._place:
                     told(place)

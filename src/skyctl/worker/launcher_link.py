@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 from skyctl.agent.task_events import to_message
@@ -12,8 +13,8 @@ from skyctl.errors import RunError
 from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
 from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import find_environment
-from skyctl.worker.rank_events import HeartbeatEvent
-from skyctl.worker.rank_requests import BuildRequest
+from skyctl.worker.rank_events import HeartbeatEvent, RoomEvent
+from skyctl.worker.rank_requests import BuildRequest, EnterRequest
 
 T = TypeVar("T")
 HEARTBEAT_S = 3.0
@@ -43,25 +44,38 @@ class LauncherLink:
         """Ends the heartbeats. Idempotent."""
         self._closed.set()
 
-    def tell_environment(self, device: str) -> None:
-        """Tells what is found for that device, and waits until the rank may build anything."""
-        self.channel.send(to_message(find_environment(device)))
-        self.expect(BuildRequest)
+    def tell_environment(self, device: str, enter: Callable[[], None] | None = None) -> None:
+        """Tells what is found for that device, and waits until the rank may build anything.
 
-    def expect(self, cls: type[T]) -> T:
+        Args:
+            enter: returns once the rank has its memory on the device, which other runs may hold for hours.
+                Called when the launcher says so. None: the rank does not ask for it.
+        """
+        self.channel.send(to_message(find_environment(device)))
+        if enter is None:
+            self.expect(BuildRequest)
+            return
+        self.expect(EnterRequest, None)
+        enter()
+        self.channel.send(to_message(RoomEvent(0)))
+        self.expect(BuildRequest, None)
+
+    def expect(self, cls: type[T], limit_s: float | None = PEER_READY_TIMEOUT_S) -> T:
         """Waits for the request that the launcher makes next.
+
+        Args:
+            limit_s: None: as long as it takes.
 
         Raises:
             RecordError: a field of it is missing, unknown or wrong.
             RunError: the launcher says anything else.
         """
         op = cls.kind  # type: ignore[attr-defined]
-        received = self.channel.recv(PEER_READY_TIMEOUT_S)
+        received = self.channel.recv(limit_s)
         if received is None or received[0].get("op") != op:
             answer = "nothing" if received is None else repr(received[0].get("op"))
-            raise RunError(
-                f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {answer}"
-            )
+            when = "" if limit_s is None else f" within {limit_s:.0f} s"
+            raise RunError(f"expected the launcher to say {op!r}{when}, it said {answer}")
         return read_request([cls], received[0])
 
     def _send_heartbeats(self) -> None:

@@ -60,6 +60,17 @@ class EnvironmentEvent:
 
 
 @dataclass(frozen=True)
+class RoomEvent:
+    """The rank's place among those of other runs, too, that wait for memory on its device.
+
+    ``place``: from 1, and each time a lower one; 0: it has its memory, and waits to build.
+    """
+
+    kind: ClassVar[str] = "room"
+    place: Index
+
+
+@dataclass(frozen=True)
 class StoredEvent:
     """A key that the rank sets for all, in the store over which ranks find each other; ``value``: in hex."""
 
@@ -286,6 +297,7 @@ class RankResult:
 
 RankEvent = (
     EnvironmentEvent
+    | RoomEvent
     | StoredEvent
     | KeyWantedEvent
     | ReadyEvent
@@ -299,6 +311,7 @@ RankEvent = (
 )
 RANK_EVENTS: tuple[type[RankEvent], ...] = (
     EnvironmentEvent,
+    RoomEvent,
     StoredEvent,
     KeyWantedEvent,
     ReadyEvent,

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 
 from skyctl.agent.message_fields import (
     ByteCount,
+    Bytes,
     Count,
     DeviceName,
     Index,
@@ -333,10 +334,15 @@ class TurnsOrder:
     Attributes:
         policy: as ``--turns`` has it.
         device: as all launchers call it that share it: the node's name, and the node's name of the device.
+        persistent_bytes, ephemeral_bytes: what the rank keeps there, and what it has in a turn besides.
+        capacity_bytes: what the device has for all runs; None: the rank does not ask whether there is room.
     """
 
     policy: Label
     device: Label
+    persistent_bytes: Bytes = 0.0
+    ephemeral_bytes: Bytes = 0.0
+    capacity_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,13 @@ class BuildRequest:
 
 
 @dataclass(frozen=True)
+class EnterRequest:
+    """To a rank that takes turns: it may ask for memory on its device, and says when it has it."""
+
+    kind: ClassVar[str] = "enter"
+
+
+@dataclass(frozen=True)
 class StoredRequest:
     """A key that the rank waits for, as another one has set it; ``value``: in hex."""
 

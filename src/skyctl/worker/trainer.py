@@ -12,9 +12,11 @@ from torch import nn
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
 from skyctl.checkpoint.node.shards import StageState
+from skyctl.device.accelerator import empty_cache
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.device.process_memory import give_back_large_blocks
+from skyctl.device.process_memory import give_back_freed_memory, give_back_large_blocks
 from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.turns.memory_admission import MemoryNeed
 from skyctl.turns.turn_client import NO_TURNS, DeviceTurns, NoTurns, open_turns
 from skyctl.worker.batches.batch_sketch import sketch_layers
 from skyctl.worker.batches.rank_batches import RankBatches
@@ -44,6 +46,7 @@ from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     RESTORE_PHASE,
     ReadyEvent,
+    RoomEvent,
 )
 from skyctl.worker.rank_order import RankOrder, SumOrder
 from skyctl.worker.rank_requests import StartRequest, StopTrainingRequest
@@ -99,13 +102,14 @@ class Trainer:
         if order.threads is not None:
             torch.set_num_threads(order.threads)
         self._progress.phase = "telling what is here"
-        self._link.tell_environment(order.device)
-        self._progress.phase = "build"
-        self._device = use_device(order.device)
         if order.turns is not None:
             self._turns = open_turns(
                 order.turns.policy, device=order.turns.device, job_id=order.run_id, cache=self._channel.cache
             )
+        asks_room = order.turns is not None and order.turns.capacity_bytes is not None
+        self._link.tell_environment(order.device, self._enter_device if asks_room else None)
+        self._progress.phase = "build"
+        self._device = use_device(order.device)
         self._spec, self._recipe = order.workload, order.recipe
         torch.manual_seed(self._spec.seed)
         ring = order.sync.ring if order.sync is not None else None
@@ -169,6 +173,27 @@ class Trainer:
             "ended_by": order.world.before if executor.is_told_to_end else self._ended_by,
             "stopped_early": self._is_out_of_patience and order.is_first and steps_done < order.steps,
         }
+
+    def _enter_device(self) -> None:
+        """Waits for the rank's memory on a device that other runs share, and tells of its place meanwhile."""
+        turns = self._order.turns
+        assert turns is not None
+        assert turns.capacity_bytes is not None
+        self._progress.phase = "waiting for memory"
+        self._turns.enter(
+            MemoryNeed(turns.persistent_bytes, turns.ephemeral_bytes),
+            turns.capacity_bytes,
+            lambda place: self._channel.send(to_message(RoomEvent(place))),
+            self._free_memory,
+        )
+
+    def _free_memory(self) -> None:
+        """Gives back what the rank has freed: others have it in their turns."""
+        device = torch.device(self._order.device)
+        if device.type == "cpu":
+            give_back_freed_memory()
+        else:
+            empty_cache(device)
 
     def close(self) -> None:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
