@@ -116,7 +116,9 @@ class Churn:
         pool.add()  # the next one is to be ready when it is wanted
         self.machines[rank], self.began[rank] = machine, now
         paces = {number: PACES_S[at] for number, at in self.machines.items()}
-        (self.folder / "paces.json").write_text(json.dumps(paces))
+        fresh = self.folder / "fresh.json"  # ranks read while it is written
+        fresh.write_text(json.dumps(paces))
+        fresh.replace(self.folder / "paces.json")
         self.joins += 1
         pool.admit(joining(self.orders[0], rank, members, self.folder / f"given-{rank}", PACES_S[machine]))
 
