@@ -1,0 +1,128 @@
+"""Runs that share nodes by turns: their losses are those alone, and the death of one is not the other's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyctl.turns.turn_client import list_shared_devices
+from skyctl.turns.turn_messages import ListedMessage
+
+from ..helpers.processes import after_a_moment, left_of_state
+from ..helpers.runs import Run, losses_of
+from .test_data_plans import SIZES, TRAIN
+
+STEPS = 120
+PLANS = {
+    "there": ("--assign", "a=0:2,b=2:4,c=4:7"),
+    "back": ("--assign", "c=0:2,b=2:4,a=4:7"),
+    "data": ("--parallel", "data", "--assign", "a=2,b=1,c=1"),
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(another: Callable[..., Any]) -> Any:
+    """Three nodes, and plans that use all of them."""
+    made = another("a", "b", "c")
+    made.train(TRAIN)
+    made.probe_briefly("train.py", *SIZES, "--links", "none")
+    for name, form in PLANS.items():
+        made.run_inside("plan", "train.py", *SIZES, *form, "-o", f"{name}.json")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _ends(nodes: Any) -> Iterator[None]:
+    yield
+    nodes.end()
+
+
+@pytest.fixture(scope="module")
+def alone(nodes: Any) -> dict[str, list[float]]:
+    """By plan, the losses of a run that shares nothing."""
+    return {
+        name: losses_of(nodes.run_inside("launch", f"{name}.json", "--steps", str(STEPS), "--json", code=0))
+        for name in PLANS
+    }
+
+
+def launch(nodes: Any, plan: str, turns: str = "fair", *words: str) -> Run:
+    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS), "--turns", turns, *words)
+    return run
+
+
+def losses(run: Run) -> list[float]:
+    return [step["loss"] for step in run.steps]
+
+
+def shared_devices(nodes: Any) -> list[ListedMessage]:
+    return list_shared_devices(Path(nodes.env["XDG_CACHE_HOME"]) / "skyctl")
+
+
+def both_share(nodes: Any) -> list[ListedMessage]:
+    """The devices as soon as two jobs compute on each of three; empty before."""
+    shared = shared_devices(nodes)
+    counts = [sum(job.turns > 0 for job in listed.jobs) for listed in shared]
+    return shared if counts == [2, 2, 2] else []
+
+
+@pytest.mark.slow
+def test_pipelines_in_opposite_order(nodes: Any, alone: dict[str, list[float]]) -> None:
+    runs = {name: launch(nodes, name) for name in ("there", "back")}
+    shared = runs["back"].until(lambda: both_share(nodes))
+    assert [listed.device for listed in shared] == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
+    assert {job.job for listed in shared for job in listed.jobs} == {run.id for run in runs.values()}
+    for name, run in runs.items():
+        run.end()
+        assert losses(run) == alone[name]
+    assert left_of_state(nodes.state) == []
+    assert not after_a_moment(lambda: shared_devices(nodes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[float]], node: str) -> None:
+    killed, other = launch(nodes, "back", "fair", "--checkpoint-every", "5"), launch(nodes, "there")
+    other.until(lambda: both_share(nodes))
+    os.kill(killed.rank(node), signal.SIGKILL)
+    other.more(3)
+    for run, name in ((other, "there"), (killed, "back")):
+        run.end()
+        assert losses(run) == alone[name]
+    assert len(other.state["attempts"]) == 1
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_data_parallel_beside_a_pipeline(nodes: Any, alone: dict[str, list[float]]) -> None:
+    runs = {name: launch(nodes, name, "srtf") for name in ("data", "there")}
+    for name, run in runs.items():
+        run.end()
+        assert losses(run) == alone[name]
+
+
+@pytest.mark.slow
+def test_another_policy_is_refused(nodes: Any) -> None:
+    first = launch(nodes, "there").wait_for(1)
+    done = nodes.run("launch", "back.json", "--turns", "fifo", "--json")
+    assert done.returncode == 5, done.stderr
+    assert "turns 'fair'" in done.stderr
+    first.end()
+
+
+def test_a_mistyped_policy_is_told_at_once(nodes: Any) -> None:
+    done = nodes.run("launch", "there.json", "--turns", "fare")
+    assert done.returncode == 2
+    assert "needs fifo, fair, srtf, pack or priority=N" in done.stderr
+
+
+def test_ranks_are_told(nodes: Any) -> None:
+    shown = nodes.run_inside("launch", "there.json", "--turns", "priority=7", "--dry-run", "--json", code=0)
+    told = [rank["order"]["turns"] for rank in json.loads(shown.stdout)["ranks"]]
+    assert told == [{"policy": "priority=7", "device": f"{name}/cpu:0"} for name in "abc"]
