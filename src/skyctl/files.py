@@ -7,6 +7,7 @@
     ├── setups/CLUSTER.json                           environments that ``skyctl setup`` made on its nodes
     ├── labs/NAME/                                    what ``skyctl lab`` keeps of a lab that is up
     ├── comparisons/20261121-063012-ab12/             plans, measurements and plots of one comparison
+    ├── sweeps/20261121-063012-ab12/                  one sweep, see ``sweep.sweep_folder``
     └── runs/20261121-063012-ab12/                    one run, see ``RunPaths``
 """
 
@@ -359,6 +360,11 @@ def run_folder(run: str | None = None) -> Path:
 def comparison_folder() -> Path:
     """A new folder for a comparison that the user named none for (not made here)."""
     return home() / "comparisons" / new_run_id()
+
+
+def sweeps_folder() -> Path:
+    """The folder that holds all sweeps (not made here)."""
+    return home() / "sweeps"
 
 
 def lab_folder(name: str) -> Path:

@@ -33,6 +33,7 @@ from skyctl.cli import (
     run_command,
     setup_command,
     stop_command,
+    sweep_command,
     verify_command,
     watch_command,
 )
@@ -61,6 +62,7 @@ COMMANDS = {
     "verify": verify_command.verify,
     "launch": launch_command.launch,
     "run": run_command.run,
+    "sweep": sweep_command.sweep,
     "ps": ps_command.ps,
     "logs": logs_command.logs,
     "attach": attach_command.attach,

@@ -41,6 +41,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl run --per-node tower=2,laptop=1 --max-restarts 3 -m mypackage.train",
         "skyctl run -- ./simulate --seed {rank}",
     ),
+    "sweep": (
+        "skyctl sweep train.py --grid lr=1e-3,3e-4 --grid width=64,128 --metric loss",
+        "skyctl sweep train.py --random 20 --range lr=1e-4:1e-2:log --metric loss -- --epochs 3",
+        "skyctl sweep train.py --from trials.csv --per-device 2",
+        "skyctl sweep --resume ab12",
+    ),
     "launch": (
         "skyctl launch plan.json --steps 500",
         "skyctl launch train.py --steps 5000 --detach",

@@ -51,6 +51,10 @@ USUAL: Mapping[str, Sequence[str]] = {
         *("--module", "--per-node", "--shares", "--env", "--ship", "--max-restarts", "--cluster", "--limit"),
         *("--output", "--json", "--detach", "--dry-run", "--yes"),
     ),
+    "sweep": (
+        *("--grid", "--random", "--range", "--from", "--metric", "--mode", "--stop", "--per-device"),
+        *("--resume", "--module", "--cluster", "--limit", "--json", "--dry-run"),
+    ),
     "compare": (
         *("--measure", "--nodes", "--paper", "--steps", "--batch-size", "--data", "--strategy", "--parallel"),
         *("--cluster", "--limit", "--output", "--json", "--yes"),

@@ -182,12 +182,17 @@ def _is_unknown_letter(ctx: typer.Context, name: str, by_flag: Mapping[str, Any]
 def _refuse_script_arguments(ctx: typer.Context, args: Sequence[str], at: int) -> None:
     """Raises InputError where a script's own arguments stand after ``--`` of a command that takes none."""
     script = next((word for word in args[:at] if word.endswith(".py")), None)
-    if ctx.allow_interspersed_args and script is not None and at + 1 < len(args):
+    if not _takes_script(ctx) and script is not None and at + 1 < len(args):
         typed = shlex.join(["skyctl", "run", script, *args[at + 1 :]])
         raise InputError(
             f"{ctx.command_path} gives {script} no arguments of its own",
             hint=f"a script that trains by itself: {typed}; model(width) of a workload: {script},width=512",
         )
+
+
+def _takes_script(ctx: typer.Context) -> bool:
+    """Whether the command runs a script as it is, which may have arguments of its own."""
+    return any(parameter.name == "words" for parameter in ctx.command.params)
 
 
 def _check_own_options(ctx: typer.Context, args: Sequence[str]) -> None:
@@ -221,14 +226,20 @@ def _unknown_option(
 ) -> InputError:
     options = [flag[2:] for flag in by_flag if flag.startswith("--")]
     script = next((word for word in args if word.endswith(".py")), None)
-    if not ctx.allow_interspersed_args and script is not None:
+    if _takes_script(ctx) and script is not None:
         at = args.index(script)
-        typed = ["skyctl", "run", script, *args[:at], *args[at + 1 :]]
+        own = [*args[:at], *args[at + 1 :]]
+        typed = (
+            ["skyctl", "sweep", script, "--", *own]
+            if ctx.allow_interspersed_args
+            else ["skyctl", "run", script, *own]
+        )
         slips = difflib.get_close_matches(name[2:], options, n=1, cutoff=SLIP)
         guess = f"; did you mean '--{slips[0]}'?" if slips else ""
         return InputError(
             f"{ctx.command_path} has no option {name}{guess}",
-            hint=f"options of the script come after it: {shlex.join(typed)}",
+            hint=f"options of the script come after {'--' if ctx.allow_interspersed_args else 'it'}: "
+            f"{shlex.join(typed)}",
         )
     meant = OPTIONS_MEANT.get(name, name)
     guess, hint = "", OPTION_NOTES.get(name)

@@ -56,6 +56,17 @@ UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
             "resume", ("encrypt", "backend", "no_compare", "ship"), "which goes on as it has begun"
         ),
     ),
+    "sweep": (
+        UnusedOptions(
+            "resume",
+            (
+                *("grid", "range_", "random", "from_", "seed", "optuna", "module", "metric", "mode"),
+                *("stop", "grace", "per_device", "ship", "env", "stall", "dry_run"),
+            ),
+            "which goes on as it has begun",
+        ),
+        UnusedOptions("from_", ("grid", "range_", "random", "seed", "optuna"), "whose lines are the trials"),
+    ),
     "probe": (
         UnusedOptions(
             "quick",

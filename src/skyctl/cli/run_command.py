@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,13 +23,12 @@ from skyctl.cli.options import (
     YesOption,
 )
 from skyctl.cli.run_options import HoldOption
+from skyctl.cli.script_words import SCRIPT_SUFFIXES, find_script, read_environment, shipped_words
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.records.cluster import Cluster, Node
     from skyctl.records.script_request import ScriptKind, ScriptRequest
-
-SCRIPT_SUFFIXES = (".py", ".pyc", ".pyz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,16 +178,7 @@ def _kind(words: Sequence[str], options: ScriptOptions, *, after_dashes: bool) -
         return "module"
     if after_dashes and not first.endswith(SCRIPT_SUFFIXES):
         return "command"
-    if first.endswith(SCRIPT_SUFFIXES) or (options.workdir is None and Path(first).is_dir()):
-        if options.workdir is None and not Path(first).exists():
-            from skyctl.workload.workload_spec import similar_files
-
-            near = similar_files(first, ".py")
-            guess = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise InputError(
-                f"there is no script {first}{guess}",
-                hint="a script that only the nodes have is run in their folder: --workdir DIR",
-            )
+    if find_script(first, is_there=options.workdir is not None):
         return "script"
     raise InputError(
         f"{first} is no Python file",
@@ -236,7 +225,7 @@ def make_request(
         workdir=options.workdir,
         output=output,
         output_name=output_name,
-        env=_environment(options.env or ()),
+        env=read_environment(options.env or ()),
         ranks=ranks,
         shares=None if options.shares is None else numbers_by_node("--shares", options.shares, ranks),
         speeds=speeds_by_node(cluster),
@@ -262,29 +251,12 @@ def _check_balance(kind: ScriptKind, options: ScriptOptions) -> None:
 def _shipped(
     kind: ScriptKind, words: Sequence[str], options: ScriptOptions
 ) -> tuple[Path | None, Sequence[str], Sequence[str]]:
-    """The folder that is sent, the words as they are typed in a copy of it, and which files of it are meant.
-
-    That is this folder, as Python would see it here; of a script elsewhere the script's own.
-    """
-    named, here = list(options.ship or ()), Path.cwd()
+    """As ``shipped_words``; nothing is sent where ranks work in a folder that their nodes have."""
     if options.workdir is not None:
-        if named:
+        if options.ship:
             raise InputError("--workdir sends nothing, so --ship does not go with it")
         return None, words, ()
-    if kind == "command":
-        program = Path(words[0])
-        if not program.is_absolute() and os.sep in words[0]:  # of this folder, as a shell understands it
-            if not program.is_file():
-                raise InputError(f"there is no program {words[0]} in this folder")
-            named.append(words[0])
-        return (here if named else None), words, named
-    if kind == "script":
-        script = Path(words[0]).absolute()
-        if not script.resolve().is_relative_to(here.resolve()):
-            return script.parent, [script.name, *words[1:]], named
-        words = [os.path.relpath(script, here), *words[1:]]
-        named = [*named, words[0]] if named else []
-    return here, words, named
+    return shipped_words(kind, words, options.ship or ())
 
 
 def _output(options: ScriptOptions, folder: Path | None) -> tuple[str | None, str | None]:
@@ -296,20 +268,6 @@ def _output(options: ScriptOptions, folder: Path | None) -> tuple[str | None, st
         raise InputError(f"--output {options.output} is a file; give a folder")
     home = folder or Path.cwd()
     return str(here), here.relative_to(home).as_posix() if here.is_relative_to(home) else here.name
-
-
-def _environment(given: Sequence[str]) -> dict[str, str]:
-    """The variables of ``--env``."""
-    environment = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or (not equals and name not in os.environ):
-            raise InputError(
-                f"--env {text} names no value" + ("" if equals else f", and {name} is not set here"),
-                hint="--env NAME=VALUE, or --env NAME to pass on the value that it has here",
-            )
-        environment[name] = value if equals else os.environ[name]
-    return environment
 
 
 def _show_ranks(out: Output, request: ScriptRequest) -> None:

@@ -43,6 +43,7 @@ class ScriptOrder:
         finds_port: whether to find a free port for the ranks' rendezvous.
         port: the one to find free; None: any.
         times_steps: whether to tell how long each step of an optimizer took the rank itself.
+        ended: copies of the shipped files, by name, that nobody works in any more; they are removed.
         secret: that all ranks share; with it ``init_process_group("skyctl")`` works in the script. None: it
             does not, unless skyctl is installed here.
     """
@@ -58,6 +59,7 @@ class ScriptOrder:
     finds_port: bool = False
     port: Port | None = None
     times_steps: bool = False
+    ended: Annotated[tuple[Label, ...], MaxLength(1000)] = ()
     secret: Label | None = field(default=None, repr=False)
 
 

@@ -38,7 +38,7 @@ from skyctl.script.script_events import (
     ScriptTraceback,
 )
 from skyctl.script.script_orders import AbortScript, BeginScript, ScriptOrder
-from skyctl.script.workplace import enter_workplace
+from skyctl.script.workplace import enter_workplace, remove_copies
 
 RENDEZVOUS_PORTS = (20_000, 32_000)
 """Ports are sought here: Linux gives outgoing connections higher ones, so nobody takes one by chance."""
@@ -61,6 +61,7 @@ def main(message: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
         RunError: the process can't be started, and why.
     """
     order = read_order([ScriptOrder], message)
+    remove_copies(order.ended, channel.folder)
     folder = enter_workplace(order.workplace, channel.folder)
     port = find_port(order.port) if order.finds_port else None
     channel.send(to_message(ScriptReady(port)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from skyctl.agent.node_cache import BYTECODE_LIST, MANIFEST, check_relative_path, file_digest
@@ -40,6 +41,12 @@ def enter_workplace(place: Workplace, session: Path) -> Path:
     if place.output is not None:
         (folder / place.output).mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def remove_copies(names: Iterable[str], session: Path) -> None:
+    """Removes copies of the shipped files, with all that was written in them."""
+    for name in names:
+        shutil.rmtree(session / name, ignore_errors=True)
 
 
 def _copy_tree(tree: str | None, unfinished: Path, folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""Sweeps: many small runs of a script, packed on the cluster's devices."""
