@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skyctl.cli.options import ClusterTarget
+    from skyctl.records.script_request import ScriptKind
     from skyctl.records.sweep import Choice, Range, StopRule, SweepMode, SweepRequest
     from skyctl.sweep.parameters import Parameters
     from skyctl.sweep.sweep_folder import SweepFolder
@@ -160,7 +161,9 @@ def sweep(
             raise InputError(f"{words[0]} does not go with --resume, which has its script already")
         folder = SweepFolder.find(options.resume)
         request = folder.read_request()
-        clusters = options if options.cluster is not None else replace(options, cluster=request.cluster_file)
+        clusters = (
+            options if options.cluster is not None else replace(options, cluster=Path(request.cluster_file))
+        )
         target = clusters.load()
         devices = find_devices(target.cluster)
         return _run(out, target, folder, request, devices, options)
@@ -229,7 +232,7 @@ def _request(
     ):
         if given is not None and other is None:
             raise InputError(f"{flag} goes with {needed}, which is not given")
-    kind = "module" if options.module else "script"
+    kind: ScriptKind = "module" if options.module else "script"
     script_folder, words, ship = shipped_words(kind, words, options.ship or ())
     return SweepRequest(
         sweep_id=sweep_id,
@@ -248,7 +251,9 @@ def _request(
         files={},
         metric=options.metric,
         mode=cast("SweepMode", require_choice("--mode", options.mode or "min", SWEEP_MODES)),
-        stop=options.stop and cast("StopRule", require_choice("--stop", options.stop, STOP_RULES)),
+        stop=None
+        if options.stop is None
+        else cast("StopRule", require_choice("--stop", options.stop, STOP_RULES)),
         grace=options.grace or DEFAULT_GRACE,
         per_device=options.per_device,
         trials=trials,

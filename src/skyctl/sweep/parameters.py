@@ -56,7 +56,8 @@ def parse_range(text: str) -> tuple[str, Range]:
 def make_space(grids: Sequence[str], ranges: Sequence[str]) -> dict[str, Choice | Range]:
     """All parameters by name, as typed. Raises InputError where one is given twice, or can't be read."""
     space: dict[str, Choice | Range] = {}
-    for name, values in [*map(parse_grid, grids), *map(parse_range, ranges)]:
+    typed: list[tuple[str, Choice | Range]] = [*map(parse_grid, grids), *map(parse_range, ranges)]
+    for name, values in typed:
         if name in space:
             raise InputError(f"parameter {name} is given twice", hint="give all its values at once")
         space[name] = values

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skyctl.sweep.trial_times import TimedTrial, TrialTimes
+from skyctl.sweep.trial_times import ParameterNumbers, TimedTrial, TrialTimes
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class TrialQueue:
         self._waiting: set[int] = set()
         self._running: dict[int, _Started] = {}
         self._timed: list[TimedTrial] = []
+        self._numbers: ParameterNumbers | None = None
         self._times: TrialTimes | None = None
         self._work: dict[int, float] = {}
 
@@ -61,13 +62,13 @@ class TrialQueue:
         """A trial that is to run."""
         self._parameters[number] = parameters
         self._waiting.add(number)
-        self._times = None
+        self._numbers = self._times = None
 
     def add_timed(self, trial: TimedTrial) -> None:
-        """A trial that has ended by itself, perhaps before."""
-        self._timed.append(trial)
-        self._speeds.setdefault(trial.device, 1.0)
-        self._times = None
+        """A trial that has ended by itself, perhaps before; on another cluster it says nothing."""
+        if trial.device in self._speeds:
+            self._timed.append(trial)
+            self._times = None
 
     def end(self, number: int) -> None:
         """A trial runs no more. One that ended by itself is also given to ``add_timed``."""
@@ -110,8 +111,10 @@ class TrialQueue:
         return begun
 
     def _predicted(self) -> TrialTimes:
+        if self._numbers is None:
+            self._numbers = ParameterNumbers(list(self._parameters.values()))
         if self._times is None:
-            self._times = TrialTimes(self._timed, list(self._parameters.values()), self._speeds)
+            self._times = TrialTimes(self._timed, self._numbers, self._speeds)
             self._work = {number: self._times.work(p) for number, p in self._parameters.items()}
         return self._times
 

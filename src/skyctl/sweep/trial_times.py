@@ -30,30 +30,48 @@ class TimedTrial:
     seconds: float
 
 
+class ParameterNumbers:
+    """Trials' parameters as vectors.
+
+    Args:
+        everyone: the parameters of all trials.
+    """
+
+    def __init__(self, everyone: Sequence[Mapping[str, str]]) -> None:
+        self._columns = _make_columns(everyone)
+        self._known: dict[tuple[tuple[str, str], ...], Any] = {}
+
+    def __len__(self) -> int:
+        """How long a vector is."""
+        return len(self._columns)
+
+    def vector(self, parameters: Mapping[str, str]) -> Any:
+        """Of these parameters: a number array."""
+        key = tuple(parameters.items())
+        if key not in self._known:
+            self._known[key] = np.array([column.value(parameters) for column in self._columns], dtype=float)
+        return self._known[key]
+
+
 class TrialTimes:
     """Predicted seconds of trials.
 
     Args:
         timed: the trials that have ended; none: seconds are in a unit that nobody knows.
-        everyone: the parameters of all trials.
         speeds: by device, how fast it is, in any unit.
     """
 
     def __init__(
-        self,
-        timed: Sequence[TimedTrial],
-        everyone: Sequence[Mapping[str, str]],
-        speeds: Mapping[str, float],
+        self, timed: Sequence[TimedTrial], numbers: ParameterNumbers, speeds: Mapping[str, float]
     ) -> None:
-        self._speeds, self._fitted = speeds, dict[str, float]()
-        self._columns = _make_columns(everyone)
-        self._level, self._parts = 0.0, np.zeros(len(self._columns))
+        self._numbers, self._speeds, self._fitted = numbers, speeds, dict[str, float]()
+        self._level, self._parts = 0.0, np.zeros(len(numbers))
         if timed:
             self._fit(timed)
 
     def work(self, parameters: Mapping[str, str]) -> float:
         """What a trial takes on a device whose ``pace`` is 1."""
-        return math.exp(self._level + float(self._features(parameters) @ self._parts))
+        return math.exp(self._level + float(self._numbers.vector(parameters) @ self._parts))
 
     def pace(self, device: str) -> float:
         """The seconds there of a trial whose ``work`` is 1."""
@@ -62,7 +80,7 @@ class TrialTimes:
     def _fit(self, timed: Sequence[TimedTrial]) -> None:
         devices = list(dict.fromkeys(trial.device for trial in timed))
         on_device = np.array([[float(trial.device == device) for device in devices] for trial in timed])
-        features = np.array([self._features(trial.parameters) for trial in timed])
+        features = np.array([self._numbers.vector(trial.parameters) for trial in timed])
         logs = np.array(
             [math.log(max(trial.seconds, LEAST_S) * self._speeds[trial.device]) for trial in timed]
         )
@@ -70,11 +88,8 @@ class TrialTimes:
         rows: Any = np.hstack([features, on_device])
         held = rows.T @ rows + RIDGE * np.eye(rows.shape[1])
         parts = np.linalg.solve(held, rows.T @ (logs - self._level))
-        self._parts = parts[: len(self._columns)]
-        self._fitted = dict(zip(devices, map(float, parts[len(self._columns) :]), strict=True))
-
-    def _features(self, parameters: Mapping[str, str]) -> Any:
-        return np.array([column.value(parameters) for column in self._columns], dtype=float)
+        self._parts = parts[: len(self._numbers)]
+        self._fitted = dict(zip(devices, map(float, parts[len(self._numbers) :]), strict=True))
 
 
 @dataclass(frozen=True)
