@@ -228,19 +228,13 @@ def _unknown_option(
     script = next((word for word in args if word.endswith(".py")), None)
     if _takes_script(ctx) and script is not None:
         at = args.index(script)
-        own = [*args[:at], *args[at + 1 :]]
-        typed = (
-            ["skyctl", "sweep", script, "--", *own]
-            if ctx.allow_interspersed_args
-            else ["skyctl", "run", script, *own]
-        )
         slips = difflib.get_close_matches(name[2:], options, n=1, cutoff=SLIP)
         guess = f"; did you mean '--{slips[0]}'?" if slips else ""
-        return InputError(
-            f"{ctx.command_path} has no option {name}{guess}",
-            hint=f"options of the script come after {'--' if ctx.allow_interspersed_args else 'it'}: "
-            f"{shlex.join(typed)}",
-        )
+        typed = shlex.join(["skyctl", "run", script, *args[:at], *args[at + 1 :]])
+        hint = f"options of the script come after it: {typed}"
+        if ctx.allow_interspersed_args:
+            hint = f"options of the script come after --, all others before: … -- {name}"
+        return InputError(f"{ctx.command_path} has no option {name}{guess}", hint=hint)
     meant = OPTIONS_MEANT.get(name, name)
     guess, hint = "", OPTION_NOTES.get(name)
     if meant in by_flag:
