@@ -65,15 +65,16 @@ class SweepDisplay:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-        for heading in table_headings(self._request):
+        for heading in table_headings(self._request)[:-1]:
             table.add_column(heading, no_wrap=True, overflow="ellipsis")
+        trials = list(self._trials.values())  # it may grow meanwhile, in another thread
         shown = sorted(
-            self._trials.values(),
+            trials,
             key=lambda trial: (trial.status == "running", trial.ended or "", -trial.number),
             reverse=True,
         )
         for trial in shown[:SHOWN_ROWS]:
-            table.add_row(*map(Text, trial_cells(trial, self._request)), style=_STYLES.get(trial.status))
+            table.add_row(*map(Text, trial_cells(trial, self._request)[:-1]), style=_STYLES.get(trial.status))
         return table
 
 

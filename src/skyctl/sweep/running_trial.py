@@ -67,8 +67,8 @@ class RunningTrial:
         self._started_at = time.monotonic()
 
     def ended(self) -> None:
-        """Its process has ended by itself."""
-        if self._started_at is not None:
+        """Its process has ended. Idempotent."""
+        if self._started_at is not None and self._seconds is None:
             self._seconds = time.monotonic() - self._started_at
 
     def read_lines(self, lines: list[str], metric: str | None, curves: LearningCurves) -> bool:
@@ -94,6 +94,7 @@ class RunningTrial:
 
     def final(self) -> TrialState:
         """The trial as it has ended."""
+        self.ended()
         status, why = self._verdict()
         result = self.heard.result
         return self.trial.model_copy(
