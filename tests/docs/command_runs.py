@@ -53,6 +53,10 @@ ELSEWHERE = {
     "skyctl plan gpt:layers=4,hidden=128,heads=4,context=64 --batch-size 16 --microbatches 4 --schedule 1f1b "
     "--profile profile.json --assign local-1=0:6,local-2=6:10 -o plan.json": WALK,
     "skyctl launch plan.json --steps 6": WALK,
+    "skyctl sweep train.py --grid lr=1e-3,1e-2,3e-2 --grid width=64,256 --metric loss --stop median": (
+        "tests/scripts/test_sweep.py",
+        "docs/sweep.md",
+    ),
     "make demo": ("tests/docs/test_package.py", '"demo"'),
     "make install": (".ci/run", "make check"),  # check makes the environment first
     "make check": (".ci/run", "make check"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,18 @@ def test_mistakes_are_said_before_anything_runs(
     assert done.returncode == 2
     assert said in done.stderr
     assert not (sweep.here.state / "sweeps").exists()
+
+
+def test_the_example_of_the_documents(here: Skyctl) -> None:
+    page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
+    found = re.search(r"```python\n(.*?)```.*?```\nskyctl (sweep .*?)\n```", page, re.DOTALL)
+    assert found is not None
+    (here.folder / "train.py").write_text(found[1])
+    words = ("--json", "--limit", "a,b", "--", "--steps=60")
+    document = json.loads(here.run(*shlex.split(found[2]), *words).stdout)
+    assert [trial["reports"] for trial in document["trials"]] == [3] * 6
+    (sweep,) = (here.state / "sweeps").iterdir()
+    assert json.loads((sweep / "best" / "best.json").read_text())["files"] == ["model.pt"]
 
 
 def test_a_dry_run_shows_trials_and_devices(sweep: Sweep) -> None:

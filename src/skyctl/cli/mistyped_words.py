@@ -231,10 +231,11 @@ def _unknown_option(
         slips = difflib.get_close_matches(name[2:], options, n=1, cutoff=SLIP)
         guess = f"; did you mean '--{slips[0]}'?" if slips else ""
         typed = shlex.join(["skyctl", "run", script, *args[:at], *args[at + 1 :]])
-        hint = f"options of the script come after it: {typed}"
-        if ctx.allow_interspersed_args:
-            hint = f"options of the script come after --, all others before: … -- {name}"
-        return InputError(f"{ctx.command_path} has no option {name}{guess}", hint=hint)
+        where = f"--, all others before: … -- {name}" if ctx.allow_interspersed_args else f"it: {typed}"
+        return InputError(
+            f"{ctx.command_path} has no option {name}{guess}",
+            hint=f"options of the script come after {where}",
+        )
     meant = OPTIONS_MEANT.get(name, name)
     guess, hint = "", OPTION_NOTES.get(name)
     if meant in by_flag:

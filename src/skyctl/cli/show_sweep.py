@@ -58,7 +58,7 @@ class SweepDisplay:
         over = statuses["done"] + statuses["failed"] + statuses["stopped"]
         if trial.ended is not None and not self._progress.drawn:
             self._out.note(f"trial {' · '.join(filter(None, trial_cells(trial, self._request)))}")
-        self._progress(f"{statuses['running']} run", over, self._request.trials)
+        self._progress(f"{statuses['running']} under way", over, self._request.trials)
 
     def _table(self) -> Table:
         from rich.table import Table
