@@ -248,6 +248,29 @@ def test_mistakes_are_said_before_anything_runs(
     assert not (sweep.here.state / "sweeps").exists()
 
 
+def test_copies_of_ended_trials_are_removed(sweep: Sweep) -> None:
+    (sweep.here.folder / "look.py").write_text(
+        "import os\nprint([name for name in sorted(os.listdir('..')) if os.path.isdir(f'../{name}')])\n"
+    )
+    sweep.here.run("sweep", "look.py", "--grid", "x=1,2,3,4", "--limit", "a")
+    logs = [path.read_text().strip() for path in sorted((sweep.folder / "logs").iterdir())]
+    assert logs == [f"['trial-000{number}']" for number in range(1, 5)]
+
+
+def test_a_node_on_which_all_fail_is_named(sweep: Sweep) -> None:
+    (sweep.here.folder / "fails.py").write_text(
+        "import os, sys, time\nif os.environ['BROKEN'] == 'yes': sys.exit(1)\ntime.sleep(2)\n"
+    )
+    (sweep.here.folder / "cluster.yaml").write_text(
+        "name: two\nnodes:\n"
+        "  - {name: good, transport: local, threads: 1, env: {BROKEN: 'no'}}\n"
+        "  - {name: bad, transport: local, threads: 1, env: {BROKEN: 'yes'}}\n"
+    )
+    done = sweep.here.run("sweep", "fails.py", "--grid", "x=1,2,3,4,5,6", code=1)
+    assert "every trial on node bad failed" in done.stderr
+    assert "on node good" not in done.stderr
+
+
 def test_the_example_of_the_documents(here: Skyctl) -> None:
     page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
     found = re.search(r"```python\n(.*?)```.*?```\nskyctl (sweep .*?)\n```", page, re.DOTALL)

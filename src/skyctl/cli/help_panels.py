@@ -53,7 +53,7 @@ USUAL: Mapping[str, Sequence[str]] = {
     ),
     "sweep": (
         *("--grid", "--random", "--range", "--from", "--metric", "--mode", "--stop", "--per-device"),
-        *("--resume", "--module", "--cluster", "--limit", "--json", "--dry-run"),
+        *("--resume", "--cluster", "--limit", "--json", "--dry-run"),
     ),
     "compare": (
         *("--measure", "--nodes", "--paper", "--steps", "--batch-size", "--data", "--strategy", "--parallel"),

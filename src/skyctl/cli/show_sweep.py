@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from skyctl.compare.number_format import format_number, format_seconds
+from skyctl.records.cluster import node_of
 from skyctl.records.sweep import best_trial
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 20
 """Of the live table: trials that run first, then those that ended last."""
+FEW_TRIALS = 3
+"""So many must have failed on a node for the node itself to be suspect."""
 _STYLES = {"running": "bold", "waiting": "dim", "failed": "red", "stopped": "yellow"}
 _JSON_KEYS = {
     *("number", "parameters", "status", "device", "seconds", "returncode"),
@@ -39,9 +42,7 @@ class SweepDisplay:
         """For the runner."""
         from skyctl.sweep.sweep_outcome import SweepCallbacks
 
-        return SweepCallbacks(
-            phase=self._progress, note=self._out.note, warn=self._out.warn, changed=self._changed
-        )
+        return SweepCallbacks(phase=self._progress, warn=self._out.warn, changed=self._changed)
 
     @contextmanager
     def over(self, trials: Mapping[int, TrialState]) -> Iterator[None]:
@@ -105,10 +106,22 @@ def show_sweep(out: Output, folder: SweepFolder, request: SweepRequest, outcome:
         words = " ".join(f"{name}={value}" for name, value in best.parameters.items())
         out.line(f"best: trial {best.number}, {request.metric} {format_number(best.value)}, {words}")
         out.line(f"its files: {folder.best}")
+    for node in suspect_nodes(outcome.trials):
+        out.warn(f"every trial on node {node} failed, and others did not: skyctl check --limit {node}")
     out.note(f"sweep: {folder.folder}")
     if counts["failed"]:
         out.note(f"run the failed ones again: skyctl sweep --resume {folder.sweep_id}")
     out.json(_document(folder, request, outcome))
+
+
+def suspect_nodes(trials: Sequence[TrialState]) -> list[str]:
+    """The nodes on which all of several trials failed, if one is done on another node."""
+    statuses: dict[str, list[str]] = {}
+    for trial in trials:
+        if trial.device is not None:
+            statuses.setdefault(node_of(trial.device), []).append(trial.status)
+    failed = [node for node, own in statuses.items() if set(own) == {"failed"} and len(own) >= FEW_TRIALS]
+    return failed if any("done" in own for own in statuses.values()) else []
 
 
 def _ranked(trials: Sequence[TrialState], request: SweepRequest) -> list[TrialState]:

@@ -13,7 +13,6 @@ class SweepCallbacks:
     """What a sweep tells whoever watches it; each is called from the thread that runs it."""
 
     phase: Callable[[str], None] = lambda _: None
-    note: Callable[[str], None] = lambda _: None
     warn: Callable[[str], None] = lambda _: None
     changed: Callable[[TrialState], None] = lambda _: None
 
