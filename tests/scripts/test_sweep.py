@@ -271,6 +271,7 @@ def test_a_node_on_which_all_fail_is_named(sweep: Sweep) -> None:
     assert "on node good" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documents(here: Skyctl) -> None:
     page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
     found = re.search(r"```python\n(.*?)```.*?```\nskyctl (sweep .*?)\n```", page, re.DOTALL)
