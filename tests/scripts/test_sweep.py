@@ -191,6 +191,27 @@ def test_trials_of_a_lost_node_run_elsewhere(sweep: Sweep) -> None:
     }
 
 
+def test_a_node_lost_before_the_best_files_have_come(sweep: Sweep) -> None:
+    size = 200 << 20
+    (sweep.here.folder / "large.py").write_text(
+        "import json, os, time\n"
+        f"with open({str(sweep.marks)!r}, 'a') as marks: marks.write(f'1 {{os.getpid()}}\\n')\n"
+        "time.sleep(1)\n"
+        f"os.truncate(os.open('model.bin', os.O_CREAT | os.O_WRONLY), {size})\n"
+        "print(json.dumps({'loss': 1}))\n"
+    )
+    words = ("sweep", "large.py", "--metric", "loss", "--grid", "x=1", "--limit", "a,b", "--json")
+    child = sweep.here.start(*words)
+    sweep.until_runs(child, 1)
+    agent = parent(parent(sweep.starts[0][1]))
+    until((sweep.folder / "best.new" / "files").exists, lambda: child.text)
+    os.kill(agent, signal.SIGKILL)
+    found = json.loads(child.end(0).stdout)
+    assert len(sweep.starts) == 2
+    assert len(found["lost"]) == 1
+    assert (sweep.folder / "best" / "files" / "model.bin").stat().st_size == size
+
+
 def test_without_any_node_left_it_ends_and_can_be_resumed(sweep: Sweep) -> None:
     child = sweep.here.start(*sweep.words("--grid", "x=1,2", "--limit", "a", own=("--wait=2",)))
     sweep.until_runs(child, 1)
