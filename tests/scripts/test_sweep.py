@@ -32,6 +32,21 @@ with open("model.txt", "w") as model:
 """
 
 
+LATE_TRIAL = """\
+import json, sys, time
+values = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+bad = float(values["x"]) > 900
+while bad and open(values["marks"], "a+").tell() < 3:
+    time.sleep(0.1)
+for step in range(4):
+    print(json.dumps({"step": step, "loss": float(values["x"])}), flush=True)
+    time.sleep(1000 if bad and step else 0)
+with open(values["marks"], "a") as marks:
+    marks.write("x")
+"""
+"""Those with a large ``x`` wait until three others have ended, and are stopped at their second report."""
+
+
 class Sweep:
     """A script that marks each of its starts in a file, and what is known of its sweeps."""
 
@@ -58,7 +73,7 @@ class Sweep:
         return folder
 
     def states(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in sorted((self.folder / "trials").iterdir())]
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "trials").glob("0*.json"))]
 
     def until_runs(self, child: Command, count: int) -> None:
         until(lambda: len(self.starts) >= count, lambda: child.text)
@@ -162,16 +177,14 @@ def test_a_script_that_has_changed_since_is_refused(sweep: Sweep) -> None:
 
 
 def test_trials_behind_the_median_are_stopped(sweep: Sweep) -> None:
-    words = ("--grid", "x=1,2,3,900,901,902", "--stop", "median", "--grace", "2", "--per-device", "2")
-    document = json.loads(
-        sweep.here.run(*sweep.words(*words, "--json", own=("--steps=40", "--wait=0.2"))).stdout
-    )
+    (sweep.here.folder / "trial.py").write_text(LATE_TRIAL)
+    words = ("--grid", "x=1,2,3,901,902", "--stop", "median", "--grace", "2", "--per-device", "2")
+    document = json.loads(sweep.here.run(*sweep.words(*words, "--json")).stdout)
     by_x = {trial["parameters"]["x"]: trial for trial in document["trials"]}
-    assert {by_x[x]["status"] for x in ("1", "2")} == {"done"}
-    assert {by_x[x]["status"] for x in ("901", "902")} == {"stopped"}
-    stopped = by_x["902"]
-    assert stopped["why"] == f"worse than the median of the others at step {stopped['step']}"
-    assert 2 <= stopped["reports"] < 40
+    assert {by_x[x]["status"] for x in ("1", "2", "3")} == {"done"}
+    for x in ("901", "902"):
+        assert (by_x[x]["status"], by_x[x]["reports"], by_x[x]["returncode"]) == ("stopped", 2, None)
+        assert by_x[x]["why"] == "worse than the median of the others at step 1"
     assert document["best"]["number"] == by_x["1"]["number"]
 
 
