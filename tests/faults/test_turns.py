@@ -86,7 +86,7 @@ def test_pipelines_in_opposite_order(nodes: Any, alone: dict[str, list[float]]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", ["a", "b"])
+@pytest.mark.parametrize("node", ["a", pytest.param("b", marks=pytest.mark.matrix)])
 def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[float]], node: str) -> None:
     killed, other = launch(nodes, "back", "fair", "--checkpoint-every", "5"), launch(nodes, "there")
     other.until(lambda: both_share(nodes))
@@ -99,12 +99,39 @@ def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[f
     assert left_of_state(nodes.state) == []
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_data_parallel_beside_a_pipeline(nodes: Any, alone: dict[str, list[float]]) -> None:
     runs = {name: launch(nodes, name, "srtf") for name in ("data", "there")}
     for name, run in runs.items():
         run.end()
         assert losses(run) == alone[name]
+
+
+def crowded(nodes: Any, name: str) -> None:
+    """A plan as for devices that have no room for two of its ranks at a time."""
+    plan = json.loads((nodes.folder / f"{name}.json").read_text())
+    most = max(replica["memory_bytes"] for replica in plan["predicted"]["replicas"])
+    for device in plan["problem"]["devices"]:
+        device["memory_bytes"] = 1.4 * most
+    (nodes.folder / f"crowded-{name}.json").write_text(json.dumps(plan))
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_fit_waits_and_starts_by_itself(
+    nodes: Any, alone: dict[str, list[float]]
+) -> None:
+    for name in ("there", "back"):
+        crowded(nodes, name)
+    first = launch(nodes, "crowded-there").wait_for(1)
+    second = launch(nodes, "crowded-back")
+    listed = second.until(lambda: [job for d in shared_devices(nodes) for job in d.jobs if job.place])
+    assert [(job.job, job.place) for job in listed] == [(second.id, 1)], "only one rank asks at a time"
+    assert not second.steps
+    first.end()
+    err = second.end().stderr
+    assert "on a/cpu:0 (node a) waits for memory that other runs hold, as number 1" in err
+    assert losses(second) == alone["back"]
+    assert left_of_state(nodes.state) == []
 
 
 @pytest.mark.slow
@@ -124,5 +151,9 @@ def test_a_mistyped_policy_is_told_at_once(nodes: Any) -> None:
 
 def test_ranks_are_told(nodes: Any) -> None:
     shown = nodes.run_inside("launch", "there.json", "--turns", "priority=7", "--dry-run", "--json", code=0)
-    told = [rank["order"]["turns"] for rank in json.loads(shown.stdout)["ranks"]]
-    assert told == [{"policy": "priority=7", "device": f"{name}/cpu:0"} for name in "abc"]
+    told = [rank["turns"] for rank in json.loads(shown.stdout)["ranks"]]
+    assert [turns["policy"] for turns in told] == ["priority=7"] * 3
+    assert [turns["device"] for turns in told] == [f"{name}/cpu:0" for name in "abc"]
+    plan = json.loads((nodes.folder / "there.json").read_text())
+    needs = [replica["memory_bytes"] for replica in plan["predicted"]["replicas"]]
+    assert [turns["persistent_bytes"] + turns["ephemeral_bytes"] for turns in told] == pytest.approx(needs)
