@@ -18,7 +18,8 @@ from ..helpers.processes import after_a_moment, left_of_state
 from ..helpers.runs import Run, losses_of
 from .test_data_plans import SIZES, TRAIN
 
-STEPS = 120
+STEPS = {"there": 200, "back": 120, "data": 60}
+"""The first that is launched has more than the next one, which it is to meet."""
 PLANS = {
     "there": ("--assign", "a=0:2,b=2:4,c=4:7"),
     "back": ("--assign", "c=0:2,b=2:4,a=4:7"),
@@ -47,13 +48,13 @@ def _ends(nodes: Any) -> Iterator[None]:
 def alone(nodes: Any) -> dict[str, list[float]]:
     """By plan, the losses of a run that shares nothing."""
     return {
-        name: losses_of(nodes.run_inside("launch", f"{name}.json", "--steps", str(STEPS), "--json", code=0))
-        for name in PLANS
+        name: losses_of(nodes.run_inside("launch", f"{name}.json", "--steps", str(steps), "--json", code=0))
+        for name, steps in STEPS.items()
     }
 
 
 def launch(nodes: Any, plan: str, turns: str = "fair", *words: str) -> Run:
-    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS), "--turns", turns, *words)
+    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS[plan]), "--turns", turns, *words)
     return run
 
 
@@ -88,11 +89,11 @@ def test_pipelines_in_opposite_order(nodes: Any, alone: dict[str, list[float]]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["a", pytest.param("b", marks=pytest.mark.matrix)])
 def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[float]], node: str) -> None:
-    killed, other = launch(nodes, "back", "fair", "--checkpoint-every", "5"), launch(nodes, "there")
+    killed, other = launch(nodes, "there", "fair", "--checkpoint-every", "5"), launch(nodes, "back")
     other.until(lambda: both_share(nodes))
     os.kill(killed.rank(node), signal.SIGKILL)
     other.more(3)
-    for run, name in ((other, "there"), (killed, "back")):
+    for run, name in ((other, "back"), (killed, "there")):
         run.end()
         assert losses(run) == alone[name]
     assert len(other.state["attempts"]) == 1
@@ -101,7 +102,7 @@ def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[f
 
 @pytest.mark.matrix
 def test_data_parallel_beside_a_pipeline(nodes: Any, alone: dict[str, list[float]]) -> None:
-    runs = {name: launch(nodes, name, "srtf") for name in ("data", "there")}
+    runs = {name: launch(nodes, name, "srtf") for name in ("there", "data")}
     for name, run in runs.items():
         run.end()
         assert losses(run) == alone[name]
@@ -151,9 +152,28 @@ def test_a_mistyped_policy_is_told_at_once(nodes: Any) -> None:
 
 def test_ranks_are_told(nodes: Any) -> None:
     shown = nodes.run_inside("launch", "there.json", "--turns", "priority=7", "--dry-run", "--json", code=0)
-    told = [rank["turns"] for rank in json.loads(shown.stdout)["ranks"]]
+    told = [rank["payload"]["turns"] for rank in json.loads(shown.stdout)["ranks"]]
     assert [turns["policy"] for turns in told] == ["priority=7"] * 3
     assert [turns["device"] for turns in told] == [f"{name}/cpu:0" for name in "abc"]
     plan = json.loads((nodes.folder / "there.json").read_text())
     needs = [replica["memory_bytes"] for replica in plan["predicted"]["replicas"]]
     assert [turns["persistent_bytes"] + turns["ephemeral_bytes"] for turns in told] == pytest.approx(needs)
+
+
+@pytest.mark.slow
+def test_ps_shows_who_shares(nodes: Any) -> None:
+    runs = [launch(nodes, name) for name in ("there", "back")]
+    runs[1].until(lambda: both_share(nodes))
+    told = json.loads(nodes.run_inside("ps", "--json", code=0).stdout)
+    assert [(one["device"], one["turns"]) for one in told["shared"]] == [
+        (f"{name}/cpu:0", "fair") for name in "abc"
+    ]
+    for device in told["shared"]:
+        assert {job["job"] for job in device["jobs"]} == {run.id for run in runs}
+        assert all(job["turns"] > 0 and job["used_s"] > 0 for job in device["jobs"])
+    offline = json.loads(nodes.run_inside("ps", "--offline", "--json", code=0).stdout)
+    assert offline["shared"] == []
+    for run in runs:
+        run.end()
+    told = json.loads(nodes.run_inside("ps", "--json", code=0).stdout)
+    assert told["shared"] == []

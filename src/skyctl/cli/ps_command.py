@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from skyctl.cli.command_runner import command
 
 if TYPE_CHECKING:
     from skyctl.supervision.run_status import InspectedRun
+    from skyctl.turns.turn_messages import ListedJob, ListedMessage
 
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Ask no node, not even about runs without a supervisor.")
@@ -28,9 +30,11 @@ def ps(
     """List the runs, newest first.
 
     The nodes of a run whose supervisor is gone are asked about it: its ranks may still train. Take over such
-    a run by `skyctl attach RUN`, or end it by `skyctl stop RUN`.
+    a run by `skyctl attach RUN`, or end it by `skyctl stop RUN`. Nodes of runs with --turns are asked who
+    shares their devices.
     """
     from skyctl.supervision.run_status import list_runs, with_node_processes
+    from skyctl.supervision.shared_devices import shared_devices, sharing_runs
 
     runs, faults = list_runs(every=every)
     if not offline:
@@ -39,6 +43,12 @@ def ps(
             with out.progress("ps", plain=False) as progress:
                 progress(f"asking the nodes of {format_count(len(asked), 'run')}")
                 runs = with_node_processes(runs)
+    shared: list[ListedMessage] = []
+    if not offline and (sharing := sharing_runs(runs)):
+        with out.progress("ps", plain=False) as progress:
+            progress(f"asking who shares the devices of {format_count(len(sharing), 'run')}")
+            shared, unknown = shared_devices(sharing)
+        faults = [*faults, *unknown]
     if not runs:
         out.line("no run" if every else "no run is under way, none ended in the last day (-a: all)")
     else:
@@ -62,9 +72,25 @@ def ps(
         for run in runs:
             if run.detail:
                 out.line(f"{run.paths.run_id}: {run.detail}", wrap=True)
+    for device in shared:
+        for job in device.jobs:
+            out.line(_share_line(device, job), wrap=True)
     for fault in faults:
         out.warn(fault)
-    out.json({"runs": [describe_run(run) for run in runs]})
+    out.json({"runs": [describe_run(run) for run in runs], "shared": [asdict(device) for device in shared]})
+
+
+def _share_line(device: ListedMessage, job: ListedJob) -> str:
+    """What a run has had of a device that it shares."""
+    from skyctl.compare.number_format import format_span
+
+    now = "has the turn" if job.holds else "asks for none"
+    if job.waits_s is not None:
+        now = f"waits for {format_span(job.waits_s)}"
+    return (
+        f"{device.device} ({device.turns}): {job.job} {now}, {format_count(job.turns, 'turn')}, "
+        f"{format_span(job.used_s)} on the device, {format_span(job.waited_s)} waited"
+    )
 
 
 def _row(run: InspectedRun) -> tuple[object, ...]:

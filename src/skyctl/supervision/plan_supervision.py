@@ -79,7 +79,7 @@ def supervise_run(
     digest, options = state.order.get("digest"), options_of(state)
 
     def as_measured(played: Plan) -> bool:
-        return played.encrypted or not options.encrypt
+        return options.turns is None and (played.encrypted or not options.encrypt)
 
     def keep_part(played: Plan, seen: Measurement, part: Subject) -> bool:
         if not isinstance(digest, str) or not as_measured(played):
@@ -95,7 +95,7 @@ def supervise_run(
         options,
         connect=connect_of(state),
         resume=tasks is None and bool(state.attempts),
-        keep_part=keep_part,
+        keep_part=keep_part if options.turns is None else None,  # with others' turns steps last longer
     )
     try:
         done, paths = runner.run(tasks)

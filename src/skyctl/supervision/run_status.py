@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from skyctl.agent.message_fields import Index
 from skyctl.checkpoint.launcher.stored_run import StoredRun
@@ -15,6 +15,9 @@ from skyctl.records.clock import age_s
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import ENDED, RunState, Supervisor
 from skyctl.run.run_lock import SupervisorStatus, supervisor_status
+
+if TYPE_CHECKING:
+    from skyctl.remote.base import ConnectOptions
 
 RANK_MODULE = "skyctl.worker.rank"
 SCRIPT_MODULE = "skyctl.script.script_task"
@@ -213,9 +216,19 @@ def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
     return [replace(run, looks=looks.get(run.paths.run_id)) for run in runs]
 
 
+def look_options(state: RunState) -> ConnectOptions:
+    """How the run's nodes are reached by who only asks them something."""
+    from skyctl.supervision.run_settings import connect_of
+
+    return replace(
+        connect_of(state), hold_s=0.0, redial_s=0.0, manual_ack=False, timeout_s=LOOK_S / 2,
+        start_timeout_s=LOOK_S,
+    )  # fmt: skip
+
+
 def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
     from skyctl.remote.session_factory import close_sessions, connect_node, open_sessions
-    from skyctl.supervision.run_settings import cluster_of, connect_of
+    from skyctl.supervision.run_settings import cluster_of
 
     ids = {noted.node: noted.session for noted in run.state.sessions}
     if not ids:
@@ -225,16 +238,14 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
     except SkyctlError as exc:
         return tuple(NodeProcesses(name, error=exc.message) for name in ids)
     nodes = [node for node in cluster.nodes if node.name in ids]
-    options = replace(
-        connect_of(run.state), hold_s=0.0, redial_s=0.0, manual_ack=False, timeout_s=LOOK_S / 2,
-        start_timeout_s=LOOK_S,
-    )  # fmt: skip
     looks = {
         name: NodeProcesses(name, error="it is not in the cluster file any more")
         for name in ids
         if name not in {node.name for node in nodes}
     }
-    opened = open_sessions(nodes, options, connector=connect_node)  # no fork server, which imports torch
+    opened = open_sessions(
+        nodes, look_options(run.state), connector=connect_node
+    )  # no fork server, which imports torch
     try:
         for name, session in opened.items():
             if isinstance(session, SkyctlError):
