@@ -121,6 +121,20 @@ def test_a_pipeline_without_a_stage_leaves_and_the_other_goes_on(nodes: Any, nod
 
 
 @pytest.mark.slow
+def test_a_resumed_run_stays_elastic(nodes: Any, losses: list[float]) -> None:
+    run = launch(nodes).wait_for(13)
+    nodes.run_inside("stop", run.id, code=0)
+    run.end(130)
+    run.is_stopped()
+    run.child = nodes.start("launch", "--resume", run.id, "--json")
+    run.more()
+    os.kill(run.rank("b"), signal.SIGKILL)
+    run.end()
+    run.is_as(losses, 2)  # the one that was stopped, and one that nothing ends
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
 def test_with_too_few_it_goes_on_from_its_checkpoint(nodes: Any, losses: list[float]) -> None:
     run = launch(nodes, "four", "--min-pipelines", "4").wait_for(13)
     os.kill(run.rank("d"), signal.SIGKILL)
