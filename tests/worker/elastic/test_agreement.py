@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from tests.worker.elastic.simulated_members import Simulation
+
+from skyctl.agent.message_fields import write_fields
+from skyctl.transport.transfer_errors import PeerProtocolError
+from skyctl.worker.elastic.agreement import MOST_EARLY_BYTES, Agreement, OwnWork
+from skyctl.worker.member_messages import Generation, Vote
 
 SEEDS = 20
 
@@ -98,3 +104,17 @@ def test_ranks_join_and_leave_and_each_sum_is_of_all_microbatches() -> None:
         alive = [rank for rank in there if not simulation.members[rank].agreement.is_left_out]
         ends = {rank: simulation.members[rank].step for rank in alive}
         assert min(ends.values()) > before + 5, (seed, ends)
+
+
+def test_of_a_generation_that_nobody_knows_some_messages_are_kept_and_no_more() -> None:
+    """What is kept is bounded by bytes, of each rank by itself."""
+    agreement = Agreement(0, Generation(0, (0, 1, 2), {0: (0, 8)}), 8, lambda: OwnWork(0, None), pipelines={})
+    digests = dict.fromkeys(range(100), "0" * 32)
+    vote = Vote(7, 3, digests)
+    size = len(json.dumps(write_fields(vote)))
+    for _ in range(MOST_EARLY_BYTES // size):
+        agreement.handle(1, vote)
+    with pytest.raises(PeerProtocolError, match="rank 1 sends .* bytes") as caught:
+        agreement.handle(1, vote)
+    assert caught.value.peer_rank == 1
+    agreement.handle(2, vote)

@@ -24,10 +24,13 @@ lost for good: what acceptors know need not survive their processes. Needs the s
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from skyctl.agent.message_fields import write_fields
+from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.acceptor import Acceptor
 from skyctl.worker.elastic.microbatch_shares import Paces
 from skyctl.worker.elastic.next_generation import drifted_in, next_generation
@@ -51,8 +54,8 @@ from skyctl.worker.member_messages import (
     Vote,
 )
 
-MOST_EARLY = 1000
-"""Messages of later generations that are kept until these are known."""
+MOST_EARLY_BYTES = 1 << 20
+"""Of one rank's messages of later generations, as JSON, that are kept until these are known."""
 WITNESS = -1
 """Stands for the witness among the ranks that messages go to and come from."""
 BEFORE_ALL = -1
@@ -147,6 +150,7 @@ class Agreement:
         self._rounds_begun = 0
         self._votes: dict[int, Vote] = {}
         self._early: list[tuple[int, MemberMessage]] = []
+        self._early_bytes: dict[int, int] = {}
 
     # --- what this rank does
 
@@ -189,7 +193,11 @@ class Agreement:
             self._worry([_edge(self.rank, rank)])
 
     def handle(self, sender: int, message: MemberMessage) -> None:
-        """Takes in a message; what does not belong to this generation is answered, kept or dropped."""
+        """Takes in a message; what does not belong to this generation is answered, kept or dropped.
+
+        Raises:
+            PeerProtocolError: its sender has sent too much of generations that are not known here.
+        """
         if sender in self._lost:
             return
         if self._is_waiting:
@@ -207,8 +215,7 @@ class Agreement:
             self._enter(message.generation)
             return
         if message.number > self.generation.number:
-            if len(self._early) < MOST_EARLY:
-                self._early.append((sender, message))
+            self._keep(sender, message)
             if isinstance(message, Trouble):  # the sender then tells what was chosen meanwhile
                 self._send(sender, Trouble(self.generation.number, tuple(sorted(self._edges))))
             return
@@ -241,6 +248,18 @@ class Agreement:
             self._round = None
             self._consider()
 
+    def _keep(self, sender: int, message: MemberMessage) -> None:
+        """Keeps a message until its generation is known."""
+        nbytes = self._early_bytes.get(sender, 0) + len(json.dumps(write_fields(message)))
+        if nbytes > MOST_EARLY_BYTES:
+            raise PeerProtocolError(
+                f"rank {sender} sends {nbytes} bytes of generations that nobody has agreed on, and "
+                f"{MOST_EARLY_BYTES} are kept",
+                peer_rank=sender,
+            )
+        self._early.append((sender, message))
+        self._early_bytes[sender] = nbytes
+
     # --- joining
 
     def _let_in(self, rank: int, knock: Knock) -> None:
@@ -261,8 +280,8 @@ class Agreement:
         if found:
             self._is_waiting = False
             self._enter(found[0])
-        elif not isinstance(message, Chosen | Heard | Knock | StatePart) and len(self._early) < MOST_EARLY:
-            self._early.append((sender, message))
+        elif not isinstance(message, Chosen | Heard | Knock | StatePart):
+            self._keep(sender, message)
 
     def admit(self) -> None:
         """As the arbiter, as a step takes effect: those that have knocked are to be members."""
@@ -467,7 +486,7 @@ class Agreement:
             if self.committed < generation.step - 1:
                 self.committed, self.is_first = generation.step - 1, self._is_first_in(before)
             self.held = generation.held.get(self._head, ())
-        early, self._early = self._early, []
+        early, self._early, self._early_bytes = self._early, [], {}
         for sender, message in early:
             self.handle(sender, message)
         if gone := [rank for rank in self.generation.members if rank in self._lost]:
