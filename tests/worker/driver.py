@@ -223,7 +223,7 @@ class Pool:
         rank = order.world.rank
         self._open.add(rank)
         for member in order.world.hosts:
-            asked = AdmitRequest(rank, "127.0.0.1", f"{sorted((rank, member))}")
+            asked = AdmitRequest(rank, "127.0.0.1", f"{sorted((rank, member))}", 300.0)
             self.processes[member].send(write_request(asked))
         self._order(rank, order)
 

@@ -215,19 +215,21 @@ class Attempt:
         """Whether ranks may enter: not with certificates that only the process before this one had."""
         return self._identity is not None or not (self._options.encrypt or self._orders.plan.encrypted)
 
-    def admit(self, spec: RankSpec, address: str) -> None:
+    def admit(self, spec: RankSpec, address: str, limit_s: float) -> None:
         """Starts a rank that is to enter. The others let it in once its node has proved to be fit.
 
         Where it can't be started it has failed.
 
         Args:
             address: where they reach it.
+            limit_s: how long they wait for it.
         """
         run, attempts = self._run, self._run.journal.state.attempts
         session = self._tasks.sessions[spec.node] = run.sessions[spec.node]
         own = make_admission(spec.order.world.hosts, self._identity)
         self._admissions[spec.rank] = [
-            (member, AdmitRequest(spec.rank, address, secret)) for member, secret in own.secrets.items()
+            (member, AdmitRequest(spec.rank, address, secret, limit_s))
+            for member, secret in own.secrets.items()
         ]
         self.state.admit(spec, session.node)
         if attempts:  # before it is there: whoever takes the run over looks for it

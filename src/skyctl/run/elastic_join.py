@@ -333,7 +333,7 @@ class ElasticJoins:
                 self._options.deadlines.start_s + 10 * prepared.gain.transfer_s + 50 * prepared.gain.now_s
             )
             self._entering = _Entering(spec.rank, candidate, time.monotonic(), limit_s)
-            self._attempt.admit(spec, outcome.addresses[node])
+            self._attempt.admit(spec, outcome.addresses[node], limit_s)
             return
         why = outcome.message if isinstance(outcome, SkyctlError) else "its node is gone"
         self._failed(candidate, why)

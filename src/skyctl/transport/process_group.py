@@ -231,9 +231,12 @@ class SkyctlProcessGroup(PlannedProcessGroup):
         store.set(_listening_key(options.purpose, self.rank(), peer), f"{address}:{listener.port}")
 
     def accept(self, peer: int, timeout_s: float) -> None:
-        """Waits until a rank that was listened for has connected. Raises as ``connect``."""
+        """Waits until a rank that was listened for has connected; listens no more. Raises as ``connect``."""
         listener = next(at for at, callers in self._listeners.items() if peer in callers)
-        self._accept(listener, {peer: self._pairs[peer]}, timeout_s)
+        try:
+            self._accept(listener, {peer: self._pairs[peer]}, timeout_s)
+        finally:
+            listener.close()
 
     def find_listeners(self, store: Store, options: PairOptions) -> None:
         """Learns where the lower ranks listen for this one, which has the highest number: to ``reconnect``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from skyctl.agent.message_fields import Index, Label, MaxLength
+from skyctl.agent.message_fields import Index, Label, MaxLength, Seconds
 from skyctl.worker.member_messages import Accepted, Promise, Refused
 from skyctl.worker.rank_events import StoreKey, StoreValue, SumSizes
 from skyctl.worker.rank_order import Secret
@@ -61,13 +61,14 @@ class StopTrainingRequest:
 class AdmitRequest:
     """A rank of a higher number wants to join: it is to be let in at ``host``.
 
-    ``secret``: what the two share, and nobody else.
+    ``secret``: what the two share, and nobody else. ``limit_s``: how long it is waited for.
     """
 
     kind: ClassVar[str] = "admit"
     rank: Index
     host: Label
     secret: Secret = field(repr=False)
+    limit_s: Seconds
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from skyctl.agent.task_events import to_message
 from skyctl.errors import RunError
 from skyctl.transport.process_group import (
-    PEER_READY_TIMEOUT_S,
     PairOptions,
     PlannedProcessGroup,
     SkyctlProcessGroup,
@@ -176,10 +175,10 @@ class World:
             wait_for_all([run_in_thread(peer.measure_latency) for peer in peers.values()])
         return group, peers
 
-    def admit(self, rank: int, host: str, secret: str) -> tuple[Peer, Peer]:
+    def admit(self, rank: int, host: str, secret: str, limit_s: float) -> tuple[Peer, Peer]:
         """A rank of a higher number is to become a peer: returns it as a member and as one that sums.
 
-        Listens for it, and waits until it has connected as a member.
+        Listens for it, and waits until it has connected as a member, for ``limit_s`` at most.
 
         Raises:
             PeerUnreachableError: it did not come in time.
@@ -193,7 +192,7 @@ class World:
             group.listen_for(rank, pair, self.store, options)
             found.append(Peer(group, rank, f"rank {rank} ({host})"))
         assert self._member_group is not None
-        self._member_group.accept(rank, PEER_READY_TIMEOUT_S)
+        self._member_group.accept(rank, limit_s)
         as_summing, as_member = found
         return as_member, as_summing
 

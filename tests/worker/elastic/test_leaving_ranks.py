@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from tests.helpers.orders import with_fields
 from tests.worker.elastic_pipelines import pipelines, trees_of
 from tests.worker.sums import RouteEdges, ring, star
 
+from skyctl.agent.task_orders import write_request
 from skyctl.checkpoint.node import safetensors
 from skyctl.worker.rank_order import (
     ElasticOrder,
@@ -25,6 +28,7 @@ from skyctl.worker.rank_order import (
     RankOrder,
     RoutePlace,
 )
+from skyctl.worker.rank_requests import AdmitRequest
 from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
@@ -169,7 +173,7 @@ def test_a_pipeline_that_loses_a_stage_leaves_and_the_other_makes_its_microbatch
 @pytest.mark.parametrize("format_", ["fixed32", pytest.param("float32", marks=pytest.mark.matrix)])
 def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: Path, format_: str) -> None:
     """It enters at a step's boundary, makes its share, and goes on as the others leave."""
-    spec, steps = sleeping(tmp_path, batch_size=8), 150
+    spec, steps = sleeping(tmp_path, batch_size=8), 900
     routes = ring(3)
     plain = driver.side_by_side(spec, 2, [3, 2, 3], routes, steps, sync={"format": format_})
     pool = driver.Pool(4, tmp_path)
@@ -202,6 +206,38 @@ def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: P
                 assert torch.equal(tensor, expected[name]), (rank, name)
             else:
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_waited_for_no_longer_than_was_said(
+    driver: ModuleType, tmp_path: Path
+) -> None:
+    """The others make their steps; then nobody listens for it as a member."""
+    plain = driver.side_by_side(sleeping(tmp_path, batch_size=8), 2, [4, 4], ring(2), 60)
+    pool = driver.Pool(2, tmp_path)
+    pool.stall_s = PATIENCE_S
+    found: list[tuple[str, int]] = []
+    refused: list[int] = []
+
+    def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "stored" and event["key"].endswith("/2"):
+            found.append(driver.listening_at(event))
+        if rank != 0 or event["event"] != "step":
+            return
+        if event["step"] == 5:
+            pool.processes[0].send(write_request(AdmitRequest(2, "127.0.0.1", "nobody knows it", 0.3)))
+        if len(found) == 2 and not refused:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(found[1]):
+                return
+            refused.append(event["step"])
+
+    try:
+        done = pool.run(elastic(plain, ring(2)), watch)
+    finally:
+        pool.close()
+    assert sorted(done.results) == [0, 1], done.errors
+    assert len(found) == 2
+    assert refused
 
 
 SLEEPS = """

@@ -191,7 +191,7 @@ class ElasticRank:
 
     def _admit(self, asked: AdmitRequest) -> None:
         with suppress(RunError):  # it did not come
-            as_member, as_summing = self._world.admit(asked.rank, asked.host, asked.secret)
+            as_member, as_summing = self._world.admit(asked.rank, asked.host, asked.secret, asked.limit_s)
             self._peers[asked.rank] = as_summing
             self.members.admit(asked.rank, as_member)
 
