@@ -18,6 +18,7 @@ from skyctl.cli.initial_weights import find_initial_weights
 from skyctl.cli.option_values import STRATEGIES, is_plan_file, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
+from skyctl.cli.shared_step import say_shared_step
 from skyctl.cli.show_records import show_records
 from skyctl.errors import InfeasibleError, InputError, WorkloadError
 
@@ -385,7 +386,12 @@ def _train(
                 out,
                 progress,
                 run,
-                lambda: options.check_elastic(out, make_plan(progress, sessions, request, loaded)),
+                lambda: say_shared_step(
+                    out,
+                    options.check_elastic(out, make_plan(progress, sessions, request, loaded)),
+                    options,
+                    target.path,
+                ),
                 yes=options.yes,
                 detach=options.detach,
             )

@@ -1,16 +1,22 @@
-"""The devices that runs share by turns, as the runs' nodes tell."""
+"""The devices that runs share by turns, as the nodes tell, and what a step is predicted to take there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from skyctl.agent.message_fields import FieldError, read_fields
 from skyctl.errors import SkyctlError
+from skyctl.files import read_record
+from skyctl.planning.shared_runs import shared_run
+from skyctl.records.plan import Plan
 from skyctl.remote.session_factory import close_sessions, connect_node, open_sessions
 from skyctl.supervision.run_settings import cluster_of, options_of
 from skyctl.supervision.run_status import LOOK_S, InspectedRun, look_options
+from skyctl.turns.shared_steps import SharedRun, brief, shared_step_s
 from skyctl.turns.turn_listing import SharedDevices
 from skyctl.turns.turn_messages import ListedMessage
+from skyctl.turns.turn_policy import parse_turns
 
 
 def sharing_runs(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
@@ -20,6 +26,51 @@ def sharing_runs(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
         for run in runs
         if not run.ended and not run.state.is_script and options_of(run.state).turns is not None
     ]
+
+
+@dataclass(frozen=True)
+class SharedStep:
+    """What a step of a run is predicted to take next to others, by the turns that they take.
+
+    Attributes:
+        beside: the ids of the runs that are under way on the same devices.
+        step_s, alone_s: predicted seconds of a step next to them, and alone.
+    """
+
+    beside: tuple[str, ...]
+    step_s: float
+    alone_s: float
+
+
+def step_beside(
+    plan: Plan, steps: int, turns: str, cluster_file: str, runs: Iterable[InspectedRun]
+) -> SharedStep | None:
+    """Predicts a run next to those that share its devices; None: there are none that can be predicted.
+
+    Args:
+        steps: how many it is to make.
+        turns: its policy, as the option has it.
+        cluster_file: runs of other cluster files may mean other machines by the same names.
+        runs: those that share devices.
+    """
+    own, policy = shared_run(plan, steps), parse_turns(turns)
+    if own is None:
+        return None
+    devices = {stage.device for stage in plan.placed_stages}
+    others: dict[str, SharedRun] = {}
+    for run in runs:
+        paths, state = run.paths, run.state
+        if state.cluster_file != cluster_file or not paths.newest_plan.is_file():
+            continue
+        played = read_record(Plan, paths.newest_plan)
+        asked = parse_turns(str(options_of(state).turns))
+        left = shared_run(played, max(1, (state.steps or 1) - state.step), priority=asked.priority)
+        if left is not None and devices & {stage.device for stage in played.placed_stages}:
+            others[paths.run_id] = left
+    if not others:
+        return None
+    step_s, *_ = shared_step_s(brief([replace(own, priority=policy.priority), *others.values()]), policy.kind)
+    return SharedStep(tuple(others), step_s, plan.predicted.iteration_s)
 
 
 def shared_devices(runs: Iterable[InspectedRun]) -> tuple[list[ListedMessage], list[str]]:
