@@ -16,10 +16,47 @@ from skyctl.turns.turn_messages import ListedMessage
 
 from ..helpers.processes import after_a_moment, left_of_state
 from ..helpers.runs import Run, losses_of
-from .test_data_plans import SIZES, TRAIN
 
-STEPS = {"there": 200, "back": 120, "data": 60}
-"""The first that is launched has more than the next one, which it is to meet."""
+STEPS, BEFORE = 50, 4
+"""Of a run, and how many it makes before its data waits until others have come."""
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+TRAIN = """\
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+GATE = Path(os.environ["FAULT"] + ".gate")
+
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        time.sleep(0.003)
+        return self.linear(x)
+
+
+def model():
+    return [*(Slow() for _ in range(6)), nn.Linear(8, 3)]
+
+
+def data(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    count = 0
+    while True:
+        while count >= BEFORE and not GATE.exists():
+            time.sleep(0.01)
+        count += 1
+        yield (
+            torch.randn(batch_size, 8, generator=generator),
+            torch.randint(3, (batch_size,), generator=generator),
+        )
+""".replace("BEFORE", str(BEFORE))
 PLANS = {
     "there": ("--assign", "a=0:2,b=2:4,c=4:7"),
     "back": ("--assign", "c=0:2,b=2:4,a=4:7"),
@@ -27,11 +64,17 @@ PLANS = {
 }
 
 
+def gate(nodes: Any) -> Path:
+    """While it is there, no data waits."""
+    return Path(f"{nodes.fault}.gate")
+
+
 @pytest.fixture(scope="module")
 def nodes(another: Callable[..., Any]) -> Any:
     """Three nodes, and plans that use all of them."""
     made = another("a", "b", "c")
     made.train(TRAIN)
+    gate(made).touch()
     made.probe_briefly("train.py", *SIZES, "--links", "none")
     for name, form in PLANS.items():
         made.run_inside("plan", "train.py", *SIZES, *form, "-o", f"{name}.json")
@@ -42,19 +85,20 @@ def nodes(another: Callable[..., Any]) -> Any:
 def _ends(nodes: Any) -> Iterator[None]:
     yield
     nodes.end()
+    gate(nodes).touch()
 
 
 @pytest.fixture(scope="module")
 def alone(nodes: Any) -> dict[str, list[float]]:
     """By plan, the losses of a run that shares nothing."""
     return {
-        name: losses_of(nodes.run_inside("launch", f"{name}.json", "--steps", str(steps), "--json", code=0))
-        for name, steps in STEPS.items()
+        name: losses_of(nodes.run_inside("launch", f"{name}.json", "--steps", str(STEPS), "--json", code=0))
+        for name in PLANS
     }
 
 
 def launch(nodes: Any, plan: str, turns: str = "fair", *words: str) -> Run:
-    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS[plan]), "--turns", turns, *words)
+    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS), "--turns", turns, *words)
     return run
 
 
@@ -66,20 +110,26 @@ def shared_devices(nodes: Any) -> list[ListedMessage]:
     return list_shared_devices(Path(nodes.env["XDG_CACHE_HOME"]) / "skyctl")
 
 
-def both_share(nodes: Any) -> list[ListedMessage]:
-    """The devices as soon as two jobs compute on each of three; empty before."""
+def launch_two(nodes: Any, first: str, second: str, turns: str = "fair") -> list[Run]:
+    """Two runs that compute on all nodes; neither ends before both do."""
+    gate(nodes).unlink()
+    runs = [launch(nodes, name, turns, "--checkpoint-every", "10") for name in (first, second)]
+    for run in runs:
+        run.wait_for(BEFORE - 1)
     shared = shared_devices(nodes)
-    counts = [sum(job.turns > 0 for job in listed.jobs) for listed in shared]
-    return shared if counts == [2, 2, 2] else []
+    assert [listed.device for listed in shared] == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
+    for listed in shared:
+        assert {job.job for job in listed.jobs} == {run.id for run in runs}
+        assert all(job.turns > 0 and job.used_s > 0.0 for job in listed.jobs)
+    return runs
 
 
 @pytest.mark.slow
-def test_pipelines_in_opposite_order(nodes: Any, alone: dict[str, list[float]]) -> None:
-    runs = {name: launch(nodes, name) for name in ("there", "back")}
-    shared = runs["back"].until(lambda: both_share(nodes))
-    assert [listed.device for listed in shared] == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
-    assert {job.job for listed in shared for job in listed.jobs} == {run.id for run in runs.values()}
-    for name, run in runs.items():
+@pytest.mark.parametrize(("first", "turns"), [("there", "fair"), ("data", "srtf")])
+def test_runs_that_share_all_nodes(nodes: Any, alone: dict[str, list[float]], first: str, turns: str) -> None:
+    runs = launch_two(nodes, first, "back", turns)
+    gate(nodes).touch()
+    for run, name in zip(runs, (first, "back"), strict=True):
         run.end()
         assert losses(run) == alone[name]
     assert left_of_state(nodes.state) == []
@@ -89,23 +139,15 @@ def test_pipelines_in_opposite_order(nodes: Any, alone: dict[str, list[float]]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["a", pytest.param("b", marks=pytest.mark.matrix)])
 def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[float]], node: str) -> None:
-    killed, other = launch(nodes, "there", "fair", "--checkpoint-every", "5"), launch(nodes, "back")
-    other.until(lambda: both_share(nodes))
+    other, killed = launch_two(nodes, "there", "back")
+    gate(nodes).touch()
+    killed.wait_for(BEFORE + 2)
     os.kill(killed.rank(node), signal.SIGKILL)
-    other.more(3)
-    for run, name in ((other, "back"), (killed, "there")):
+    for run, name in ((other, "there"), (killed, "back")):
         run.end()
         assert losses(run) == alone[name]
-    assert len(other.state["attempts"]) == 1
+    assert [len(run.state["attempts"]) for run in (other, killed)] == [1, 2]
     assert left_of_state(nodes.state) == []
-
-
-@pytest.mark.matrix
-def test_data_parallel_beside_a_pipeline(nodes: Any, alone: dict[str, list[float]]) -> None:
-    runs = {name: launch(nodes, name, "srtf") for name in ("there", "data")}
-    for name, run in runs.items():
-        run.end()
-        assert losses(run) == alone[name]
 
 
 def crowded(nodes: Any, name: str) -> None:
@@ -123,11 +165,13 @@ def test_a_run_that_does_not_fit_waits_and_starts_by_itself(
 ) -> None:
     for name in ("there", "back"):
         crowded(nodes, name)
+    gate(nodes).unlink()
     first = launch(nodes, "crowded-there").wait_for(1)
     second = launch(nodes, "crowded-back")
     listed = second.until(lambda: [job for d in shared_devices(nodes) for job in d.jobs if job.place])
     assert [(job.job, job.place) for job in listed] == [(second.id, 1)], "only one rank asks at a time"
     assert not second.steps
+    gate(nodes).touch()
     first.end()
     err = second.end().stderr
     assert "on a/cpu:0 (node a) waits for memory that other runs hold, as number 1" in err
@@ -137,10 +181,12 @@ def test_a_run_that_does_not_fit_waits_and_starts_by_itself(
 
 @pytest.mark.slow
 def test_another_policy_is_refused(nodes: Any) -> None:
+    gate(nodes).unlink()
     first = launch(nodes, "there").wait_for(1)
     done = nodes.run("launch", "back.json", "--turns", "fifo", "--json")
     assert done.returncode == 5, done.stderr
     assert "turns 'fair'" in done.stderr
+    gate(nodes).touch()
     first.end()
 
 
@@ -162,18 +208,16 @@ def test_ranks_are_told(nodes: Any) -> None:
 
 @pytest.mark.slow
 def test_ps_shows_who_shares(nodes: Any) -> None:
-    runs = [launch(nodes, name) for name in ("there", "back")]
-    runs[1].until(lambda: both_share(nodes))
+    runs = launch_two(nodes, "there", "back")
     told = json.loads(nodes.run_inside("ps", "--json", code=0).stdout)
     assert [(one["device"], one["turns"]) for one in told["shared"]] == [
         (f"{name}/cpu:0", "fair") for name in "abc"
     ]
     for device in told["shared"]:
         assert {job["job"] for job in device["jobs"]} == {run.id for run in runs}
-        assert all(job["turns"] > 0 and job["used_s"] > 0 for job in device["jobs"])
-    offline = json.loads(nodes.run_inside("ps", "--offline", "--json", code=0).stdout)
-    assert offline["shared"] == []
+    assert "b/cpu:0 (fair): " in nodes.run_inside("ps", code=0).stdout
+    assert json.loads(nodes.run_inside("ps", "--offline", "--json", code=0).stdout)["shared"] == []
+    gate(nodes).touch()
     for run in runs:
         run.end()
-    told = json.loads(nodes.run_inside("ps", "--json", code=0).stdout)
-    assert told["shared"] == []
+    assert json.loads(nodes.run_inside("ps", "--json", code=0).stdout)["shared"] == []
