@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from skyctl.records.base import timestamp
 from skyctl.records.sweep import TrialState, TrialStatus
@@ -15,7 +15,7 @@ from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.scripts.script_failure import ScriptRankState
 from skyctl.run.scripts.script_ranks import ScriptRank
 from skyctl.sweep.metric_reports import LearningCurves, read_report
-from skyctl.sweep.sweep_folder import open_log
+from skyctl.sweep.sweep_folder import log_error, open_log
 from skyctl.sweep.trial_devices import TrialDevice
 
 SHOWN_CHARS = 300
@@ -48,7 +48,7 @@ class RunningTrial:
     task: RemoteTask | None = None
     ending: tuple[TrialStatus, str] | None = None
     heard: ScriptRankState = field(init=False)
-    _log: int | None = field(init=False)
+    _log: BinaryIO = field(init=False)
     _started_at: float | None = None
     _seconds: float | None = None
 
@@ -72,10 +72,15 @@ class RunningTrial:
             self._seconds = time.monotonic() - self._started_at
 
     def read_lines(self, lines: list[str], metric: str | None, curves: LearningCurves) -> bool:
-        """Keeps what it printed; whether it has reported a figure."""
-        if self._log is None:
-            return False
-        os.write(self._log, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+        """Keeps what it printed; whether it has reported a figure.
+
+        Raises:
+            SkyctlError: its log can't be written.
+        """
+        try:
+            self._log.write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
+        except OSError as exc:
+            raise log_error(self.log, exc) from exc
         if metric is None or self.ending is not None:
             return False
         reports = [report for line in lines if (report := read_report(line, metric)) is not None]
@@ -88,9 +93,7 @@ class RunningTrial:
 
     def close(self) -> None:
         """Nothing more of it is kept. Idempotent."""
-        log, self._log = self._log, None
-        if log is not None:
-            os.close(log)
+        self._log.close()
 
     def final(self) -> TrialState:
         """The trial as it has ended."""
@@ -108,11 +111,11 @@ class RunningTrial:
         )
 
     def _verdict(self) -> tuple[TrialStatus, str | None]:
+        if self.ending is not None:  # even with exit status 0: a script may end well at SIGTERM
+            return self.ending
         result = self.heard.result
         if result is not None and result.returncode == 0:
             return "done", None
-        if self.ending is not None:
-            return self.ending
         last = next((line.strip() for line in reversed(self.heard.tail) if line.strip()), "")
         said = f": {last[:SHOWN_CHARS]}" if last else ""
         if result is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from skyctl.errors import InputError, SkyctlError
 from skyctl.files import (
@@ -154,9 +154,18 @@ class SweepFolder:
         return any(trial.number == number and trial.status in KEPT for trial in trials)
 
 
-def open_log(path: Path) -> int:
-    """A trial's log, emptied; its descriptor. Raises SkyctlError where the system refuses."""
+def open_log(path: Path) -> BinaryIO:
+    """A trial's log, emptied; what is written is there at once. Raises SkyctlError where it can't be made."""
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        path.touch(mode=0o600)
+        return path.open("wb", buffering=0)
     except OSError as exc:
-        raise SkyctlError(f"can't write {path}: {exc.strerror or exc}") from exc
+        raise log_error(path, exc) from exc
+
+
+def log_error(path: Path, error: OSError) -> SkyctlError:
+    """The error of a trial's log that the system refuses to write."""
+    return SkyctlError(
+        f"can't write {path}: {error.strerror or error}",
+        hint="see whether its disk is full, then go on: skyctl sweep --resume",
+    )
