@@ -38,13 +38,13 @@ values = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 bad = float(values["x"]) > 900
 while bad and open(values["marks"], "a+").tell() < 3:
     time.sleep(0.1)
-for step in range(4):
-    print(json.dumps({"step": step, "loss": float(values["x"])}), flush=True)
-    time.sleep(1000 if bad and step else 0)
+for step in range(10_000 if bad else 4):
+    print(json.dumps({"step": min(step, 1) if bad else step, "loss": float(values["x"])}), flush=True)
+    time.sleep(0.3 if bad else 0)
 with open(values["marks"], "a") as marks:
     marks.write("x")
 """
-"""Those with a large ``x`` wait until three others have ended, and are stopped at their second report."""
+"""Those with a large ``x`` wait until three others have ended, and report until they are stopped."""
 
 
 class Sweep:
@@ -183,7 +183,8 @@ def test_trials_behind_the_median_are_stopped(sweep: Sweep) -> None:
     by_x = {trial["parameters"]["x"]: trial for trial in document["trials"]}
     assert {by_x[x]["status"] for x in ("1", "2", "3")} == {"done"}
     for x in ("901", "902"):
-        assert (by_x[x]["status"], by_x[x]["reports"], by_x[x]["returncode"]) == ("stopped", 2, None)
+        assert (by_x[x]["status"], by_x[x]["returncode"]) == ("stopped", None)
+        assert by_x[x]["reports"] >= 2
         assert by_x[x]["why"] == "worse than the median of the others at step 1"
     assert document["best"]["number"] == by_x["1"]["number"]
 
