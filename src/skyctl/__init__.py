@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyctl.errors import InfeasibleError, SkyctlError
+    from skyctl.experts.layer import Experts
     from skyctl.library import Run, attach, launch
     from skyctl.planner.api import Verdict, plan, predict, verify
     from skyctl.records.plan import Plan, Prediction
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Experts",
     "InfeasibleError",
     "Plan",
     "Prediction",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Experts": "skyctl.experts.layer",
     "InfeasibleError": "skyctl.errors",
     "SkyctlError": "skyctl.errors",
     "Problem": "skyctl.records.problem",

@@ -16,6 +16,7 @@ NODE_PACKAGES = (
     "workload",
     "checkpoint/node",
     "device",
+    "experts",
     "transport",
     "turns",
     "worker",

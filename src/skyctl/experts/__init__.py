@@ -1,0 +1,1 @@
+"""Mixtures of experts: the layer, and who answers in each step."""

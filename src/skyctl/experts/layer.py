@@ -1,0 +1,185 @@
+"""A mixture of experts as one ordinary layer, with a mask of the experts that answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the field's name
+
+from skyctl.errors import WorkloadError
+
+
+class Experts(nn.Module):
+    """A layer of experts: a gate sends each token to ``top_k`` of them, and adds up what they give.
+
+    The gate is linear, and the softmax goes over the chosen experts that live. Its ``state_dict`` has
+    ``gate.weight`` and each expert's own names behind ``experts.N.``. Input and output are [..., features];
+    each vector of the last dimension is a token.
+
+    After a forward, ``counts`` has the tokens that each expert was sent, ``dropped`` the number of tokens of
+    which no chosen expert lives, and ``balance_loss`` the balance loss. A dropped token's output is zero. An
+    expert that was sent no token is not called, and gets no gradient.
+
+    ``balance_loss`` is a scalar with a gradient for the gate: experts · Σ fᵢ · Pᵢ. Here fᵢ is the share of
+    choices that fell on expert i, and Pᵢ its mean probability over all experts. It is the loss of Switch
+    Transformer (arXiv 2101.03961, equation 4), for several choices as in GShard (arXiv 2006.16668). It is 1
+    for an even load, and counts what the gate chose, living or not. A workload's ``loss`` sees only outputs.
+    So a layer that holds experts must pass it on as part of its value, as in ``return y,
+    self.experts.balance_loss``. Each microbatch has its own, so it depends on their number.
+
+    Args:
+        make: gives an expert, a module from [tokens, features] to the same shape and dtype. It is given the
+            expert's number if it has a parameter without default.
+        features: the width of a token.
+        experts: how many there are.
+        top_k: how many of them each token is sent to.
+        jitter: in training, the gate's input is multiplied by random factors from 1 - jitter to 1 + jitter.
+
+    Raises:
+        WorkloadError: a number is out of range, or ``make`` gives no module; in a forward: the input has
+            another width, or an expert gives another shape or dtype than it was given.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., nn.Module],
+        experts: int = 64,
+        top_k: int = 4,
+        *,
+        features: int,
+        jitter: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if experts < 1:
+            raise WorkloadError(f"Experts needs at least one expert, it is given experts={experts}")
+        if not 1 <= top_k <= experts:
+            raise WorkloadError(f"Experts can't send a token to top_k={top_k} of {experts} experts")
+        if features < 1:
+            raise WorkloadError(f"Experts needs tokens of features ≥ 1, it is given features={features}")
+        if not 0 <= jitter < 1:
+            raise WorkloadError(f"the jitter of Experts must be from 0 to below 1, it is {jitter}")
+        self.features, self.top_k, self.jitter = features, top_k, jitter
+        self.gate = nn.Linear(features, experts, bias=False)
+        self.experts = nn.ModuleList(_made(make, number) for number in range(experts))
+        self.counts: tuple[int, ...] = (0,) * experts
+        self.dropped = 0
+        self._alive: Tensor | None = None
+        self._balance_loss: Tensor | None = None
+
+    @property
+    def alive(self) -> tuple[bool, ...]:
+        """By expert, whether it answers. Set it to such a sequence before a forward; all answer at first.
+
+        Raises:
+            WorkloadError: it has another length, or says that none answers.
+        """
+        return (True,) * len(self.experts) if self._alive is None else tuple(self._alive.tolist())
+
+    @alive.setter
+    def alive(self, mask: Sequence[bool]) -> None:
+        lives = [bool(value) for value in mask]
+        if len(lives) != len(self.experts):
+            raise WorkloadError(f"the mask names {len(lives)} experts, the layer has {len(self.experts)}")
+        if not any(lives):
+            raise WorkloadError(
+                f"the mask says that none of the {len(lives)} experts lives",
+                hint="leave the step out, or wait for an expert",
+            )
+        self._alive = None if all(lives) else torch.tensor(lives)
+
+    @property
+    def balance_loss(self) -> Tensor:
+        """The balance loss of the last forward, a scalar.
+
+        Raises:
+            WorkloadError: there was no forward.
+        """
+        if self._balance_loss is None:
+            raise WorkloadError("Experts has no balance loss before its first forward")
+        return self._balance_loss
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The weighted sum of what the chosen experts give for each token."""
+        if inputs.shape[-1:] != (self.features,):
+            raise WorkloadError(f"Experts takes [..., {self.features}], it is given {list(inputs.shape)}")
+        tokens = inputs.reshape(-1, self.features)
+        scores = self.gate(self._jittered(tokens))
+        best, chosen = scores.topk(self.top_k, dim=-1)
+        self._balance_loss = _balance_loss(scores, chosen)
+        weights, answers = self._weights(best, chosen)
+
+        # Choices by expert, those that nobody answers last.
+        flat = chosen.reshape(-1).masked_fill(~answers.reshape(-1), len(self.experts))
+        order = flat.argsort(stable=True)
+        *counts, unanswered = torch.bincount(flat, minlength=len(self.experts) + 1).tolist()
+        sent = tokens[(order // self.top_k)[: len(order) - unanswered]]
+        parts = [
+            self._answer(number, part)
+            for number, part in enumerate(torch.split(sent, counts))
+            if counts[number]
+        ]
+        answered = torch.cat([*parts, tokens.new_zeros(unanswered, self.features)])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        each = answered[back].view(-1, self.top_k, self.features)
+        self.counts = tuple(counts)
+        self.dropped = int((~answers.any(-1)).sum()) if unanswered else 0
+        return (each * weights.unsqueeze(-1)).sum(1).view(inputs.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the balance loss: its graph can't be copied."""
+        return {**self.__dict__, "_balance_loss": None}
+
+    def _jittered(self, tokens: Tensor) -> Tensor:
+        if not self.jitter or not self.training:
+            return tokens
+        return tokens * torch.empty_like(tokens).uniform_(1 - self.jitter, 1 + self.jitter)
+
+    def _weights(self, best: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each choice, its weight, and whether its expert answers: both [tokens, k]."""
+        if self._alive is None:
+            return best.softmax(-1), torch.ones_like(chosen, dtype=torch.bool)
+        answers = self._alive.to(chosen.device)[chosen]
+        masked = best.masked_fill(~answers, -torch.inf)
+        masked = masked.masked_fill(~answers.any(-1, keepdim=True), 0.0)  # a softmax of none is not a number
+        return masked.softmax(-1) * answers, answers
+
+    def _answer(self, number: int, tokens: Tensor) -> Tensor:
+        answer = self.experts[number](tokens)
+        if isinstance(answer, Tensor) and (answer.shape, answer.dtype) == (tokens.shape, tokens.dtype):
+            return answer
+        raise WorkloadError(
+            f"expert {number} ({type(self.experts[number]).__name__}) gives {_described(answer)} for "
+            f"{_described(tokens)}",
+            hint="an expert must give the shape and dtype that it is given",
+        )
+
+
+def _made(make: Callable[..., nn.Module], number: int) -> nn.Module:
+    needs = [
+        parameter
+        for parameter in inspect.signature(make).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    expert = make(number) if needs else make()
+    if not isinstance(expert, nn.Module):
+        raise WorkloadError(f"make gives {type(expert).__name__} for expert {number}, not an nn.Module")
+    return expert
+
+
+def _balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:
+    count = scores.shape[-1]
+    share = F.one_hot(chosen, count).sum((0, 1)) / max(1, chosen.numel())
+    mean = scores.softmax(-1).sum(0) / max(1, len(scores))
+    return count * (share * mean).sum()
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
