@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 
 from skyctl.errors import InfeasibleError, InputError
-from skyctl.planner.expert_placement.placement_problem import (
+from skyctl.planner.expert_placement.placement_search import (
+    better_placement,
+    even_placement,
+    place_experts,
+)
+from skyctl.planner.expert_problem import (
     ExpertDevice,
     ExpertLoad,
     ExpertPlacement,
     PlacementProblem,
     PlacementWitness,
-)
-from skyctl.planner.expert_placement.placement_search import (
-    better_placement,
-    even_placement,
-    place_experts,
 )
 from skyctl.planner.verification.expert_placement import verify_expert_placement
 

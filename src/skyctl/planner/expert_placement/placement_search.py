@@ -7,12 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
-from skyctl.planner.expert_placement.placement_problem import (
-    ExpertPlacement,
-    PlacementProblem,
-    PlacementWitness,
-    device_times,
-)
 from skyctl.planner.expert_placement.placement_solver import (
     GAP,
     Holders,
@@ -20,6 +14,12 @@ from skyctl.planner.expert_placement.placement_solver import (
     fits,
     fractional_prices,
     search_holders,
+)
+from skyctl.planner.expert_problem import (
+    ExpertPlacement,
+    PlacementProblem,
+    PlacementWitness,
+    device_times,
 )
 from skyctl.planner.verification.expert_placement import lower_bound_s
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from skyctl.planner.expert_placement.placement_problem import (
+from skyctl.planner.expert_problem import (
     MOST_COPIES,
     PlacementProblem,
     PlacementWitness,

@@ -2,8 +2,8 @@
 
 Let p be the price of a device's time, and q that of a byte of its room. An expert costs at least the least
 of p · its time there + q · its bytes, over all devices. All devices together give Σp · T + Σ q · room. So
-T is at least (Σ of the experts' least costs − Σ q · room) / Σp, whatever the prices. And an expert on two devices
-takes at least as long as on the two fastest.
+T is at least (Σ of the experts' least costs − Σ q · room) / Σp, whatever the prices. And an expert on two
+devices takes at least as long as on the two fastest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.expert_placement.placement_problem import (
+from skyctl.planner.expert_problem import (
     MOST_COPIES,
     ExpertPlacement,
     PlacementProblem,

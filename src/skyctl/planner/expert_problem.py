@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import chain
+from dataclasses import asdict, dataclass
 
 from skyctl.errors import InputError
 
@@ -78,11 +77,11 @@ class PlacementProblem:
                 raise InputError(f"a placement of experts needs {kind}, there are none")
             if len(set(names)) < len(names):
                 raise InputError(f"two {kind} have the name {max(names, key=names.count)!r}")
-        for thing in chain(self.experts, self.devices):
-            for field in fields(thing):
-                value = getattr(thing, field.name)
-                if field.name != "name" and not (math.isfinite(value) and value >= 0):
-                    raise InputError(f"{field.name} of {thing.name!r} must be at least 0, it is {value}")
+        for figures in map(asdict, (*self.experts, *self.devices)):
+            name = figures.pop("name")
+            for figure, value in figures.items():
+                if not (math.isfinite(value) and value >= 0):
+                    raise InputError(f"{figure} of {name!r} must be at least 0, it is {value}")
         for device in self.devices:
             if not device.compute_s:
                 raise InputError(f"compute_s of {device.name!r} must be above 0")
