@@ -77,7 +77,9 @@ class PlacementProblem:
                 raise InputError(f"a placement of experts needs {kind}, there are none")
             if len(set(names)) < len(names):
                 raise InputError(f"two {kind} have the name {max(names, key=names.count)!r}")
-        for figures in map(asdict, (*self.experts, *self.devices)):
+        things: list[ExpertLoad | ExpertDevice] = [*self.experts, *self.devices]
+        for thing in things:
+            figures = asdict(thing)
             name = figures.pop("name")
             for figure, value in figures.items():
                 if not (math.isfinite(value) and value >= 0):

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
 from skyctl.agent.message_fields import FieldError, read_fields, write_fields
 from skyctl.errors import RunError
+from skyctl.schedule.unusual_times import unusual_after_s
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 from skyctl.worker.member_messages import MEMBER_MESSAGES, MemberMessage, StatePart
@@ -29,8 +29,6 @@ from skyctl.worker.peer import Peer
 
 BEAT_S = 0.1
 """From one sign of life to the next."""
-SPREADS = 10.0
-"""A gap that is longer than the median by so many median deviations is not usual."""
 KEPT_GAPS = 64
 LEAST_GAPS = 8
 """Before so many gaps were seen nothing is known to be unusual."""
@@ -74,9 +72,7 @@ class Arrivals:
         gaps = list(self._gaps)  # another thread adds to them
         if step_s is None or len(gaps) < LEAST_GAPS:
             return None
-        usual_s = median(gaps)
-        spread_s = median(abs(gap - usual_s) for gap in gaps)
-        return usual_s + SPREADS * spread_s + step_s
+        return unusual_after_s(gaps) + step_s
 
 
 class MemberLines:
