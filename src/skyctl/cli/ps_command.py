@@ -87,6 +87,8 @@ def _share_line(device: ListedMessage, job: ListedJob) -> str:
     now = "has the turn" if job.holds else "asks for none"
     if job.waits_s is not None:
         now = f"waits for {format_span(job.waits_s)}"
+    elif job.place:
+        now = f"waits for memory, as number {job.place}"
     return (
         f"{device.device} ({device.turns}): {job.job} {now}, {format_count(job.turns, 'turn')}, "
         f"{format_span(job.used_s)} on the device, {format_span(job.waited_s)} waited"
