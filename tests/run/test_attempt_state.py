@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,21 +14,29 @@ from skyctl.records.cluster import Node
 from skyctl.run.attempt_state import (
     AttemptState,
     News,
+    Remark,
     Tell,
 )
 from skyctl.run.callbacks import StepProgress
 from skyctl.worker.batches.batch_sketch import sketch_layers
-from skyctl.worker.rank_requests import StartRequest, StoredRequest
+from skyctl.worker.rank_order import TurnsOrder
+from skyctl.worker.rank_requests import BuildRequest, EnterRequest, StartRequest, StoredRequest
 
 from ..helpers.events import step_message
 from ..helpers.orders import rank_order, rank_spec
 
 FACTS = {
-    "event": "environment",
-    "skyctl": "1",
-    "torch": "2",
-    "python": "3",
-    "device": "cpu:0",
+    "event": "facts",
+    "device_name": "cpu",
+    "devices": ["cpu:0"],
+    "cpu_model": "a processor",
+    "cpus": 2.0,
+    "threads": 1,
+    "python": "3.12.1",
+    "torch": "2.13.0",
+    "memory_bytes": 1e9,
+    "memory_scope": None,
+    "own_bytes": 1e6,
 }
 
 
@@ -88,6 +97,41 @@ def test_what_another_process_has_told_of_is_not_told_again() -> None:
     told = list(state.replay(past, told=2))
     assert [item.step for item in told if isinstance(item, StepProgress)] == [2]
     assert len(told) == 1
+
+
+def sharing(ranks: int) -> AttemptState:
+    """As ``attempt``, by turns with other runs; rank 0 is on the last device by name."""
+    nodes = [f"n{ranks - rank}" for rank in range(ranks)]
+    specs = [
+        rank_spec(
+            rank,
+            nodes[rank],
+            replace(rank_order(rank, ranks), turns=TurnsOrder("fair", nodes[rank], capacity_bytes=1.0)),
+        )
+        for rank in range(ranks)
+    ]
+    return AttemptState(specs, {name: Node(name=name, transport="local") for name in nodes})
+
+
+def test_ranks_that_share_devices_enter_them_one_by_one_and_build_together() -> None:
+    state = sharing(2)
+    assert say(state, 0, FACTS) == []
+    _, *told = say(state, 1, FACTS)
+    assert told == [Tell(1, EnterRequest())], "the first device by name"
+    [remark] = say(state, 1, {"event": "room", "place": 2})
+    assert isinstance(remark, Remark)
+    assert "waits for memory that other runs hold, as number 2" in remark.text
+    assert say(state, 1, {"event": "room", "place": 0}) == [Tell(0, EnterRequest())]
+    assert say(state, 0, {"event": "room", "place": 0}) == [Tell(0, BuildRequest()), Tell(1, BuildRequest())]
+
+
+@pytest.mark.parametrize("places", [(0,), (1, 1), (1, 2), (0, 0)])
+def test_a_place_that_no_rank_can_have_is_a_lie(places: tuple[int, ...]) -> None:
+    state = sharing(1) if len(places) > 1 else attempt(1)
+    say(state, 0, FACTS)
+    for place in places:
+        say(state, 0, {"event": "room", "place": place})
+    assert isinstance(state.ranks[0].failure, ProtocolError)
 
 
 def test_a_rank_that_lies_is_not_heard_any_more() -> None:
