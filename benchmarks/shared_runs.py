@@ -44,6 +44,7 @@ class Part:
     microbatches: int = 2
     schedule: str = "1f1b"
     steps: float = 1.0
+    priority: int = 0
 
 
 MIXES: dict[str, tuple[str, tuple[Part, ...]]] = {
@@ -57,7 +58,10 @@ MIXES: dict[str, tuple[str, tuple[Part, ...]]] = {
         "fair",
         (Part("ab", [(0.03, 0.06)] * 2, 2, "sequential"), Part("ba", [(0.03, 0.06)] * 2, 2, "sequential")),
     ),
-    "first come": ("fifo", (Part("ab", [(0.02, 0.05), (0.04, 0.06)], 3), Part("ba", [(0.03, 0.05)] * 2, 3))),
+    "one before the other": (
+        "priority",
+        (Part("ab", [(0.02, 0.05), (0.04, 0.06)], 3, priority=1), Part("ba", [(0.03, 0.05)] * 2, 3)),
+    ),
 }
 
 
@@ -92,7 +96,7 @@ def predicted_run(part: Part, steps: int) -> SharedRun:
         tuple(StageTimes(*times) for times in part.times),
         (BoundaryTimes(),) * (count - 1),
     )
-    return SharedRun((PlacedPipeline(given, tuple(part.devices)),), steps)
+    return SharedRun((PlacedPipeline(given, tuple(part.devices)),), steps, priority=part.priority)
 
 
 def played(policy: str, parts: Sequence[Part], steps: Sequence[int]) -> list[float]:
@@ -150,8 +154,9 @@ def orders(driver: Any, folder: Path, policy: str, part: Part, steps: int) -> li
     spec = WorkloadSpec(source=path, path=path, batch_size=part.microbatches, seed=0).to_dict()
     cuts = list(range(len(part.devices) + 1))
     made = driver.orders(spec, cuts, part.microbatches, part.schedule, steps)
+    turns = f"priority={part.priority}" if policy == "priority" else policy
     return [
-        replace(order, turns=TurnsOrder(policy, device))
+        replace(order, turns=TurnsOrder(turns, device))
         for order, device in zip(made, part.devices, strict=True)
     ]
 

@@ -69,7 +69,8 @@ def step_beside(
             others[paths.run_id] = left
     if not others:
         return None
-    step_s, *_ = shared_step_s(brief([replace(own, priority=policy.priority), *others.values()]), policy.kind)
+    in_order = [*others.values(), replace(own, priority=policy.priority)]  # it comes last
+    *_, step_s = shared_step_s(brief(in_order), policy.kind)
     return SharedStep(tuple(others), step_s, plan.predicted.iteration_s)
 
 

@@ -5,7 +5,7 @@ The server (``turn_server``) and the simulator (``turn_simulation``) both play i
 
 from __future__ import annotations
 
-from skyctl.turns.turn_policy import FAIR, PACK, SLICE_S, JobAccount, service_order
+from skyctl.turns.turn_policy import CREDIT_S, FAIR, PACK, JobAccount, service_order
 
 DEMAND_ERROR = 1e-9
 
@@ -70,7 +70,7 @@ class TurnArbiter:
             raise TurnError(f"job {job.name} asks for a turn, and has asked before")
         if self.kind == FAIR:  # who was away does not catch up on what it did not ask for
             busy = [other.fair_s for other in self.jobs.values() if other.holds or other.asked_at is not None]
-            job.fair_s = max(job.fair_s, min(busy, default=0.0) - SLICE_S)
+            job.fair_s = max(job.fair_s, min(busy, default=0.0) - CREDIT_S)
         job.asked_at = now
 
     def give(self, number: int) -> None:

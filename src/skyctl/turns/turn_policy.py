@@ -15,6 +15,9 @@ from skyctl.errors import InputError
 STARVE_S = 30.0
 SLICE_S = 0.05
 """So long a job keeps its turn from action to action while others wait."""
+CREDIT_S = 1.0
+"""So many device seconds at most a job is owed under FAIR: others' long actions while it waits for a message
+are made up for, hours in which it did not ask are not."""
 FIFO, FAIR, SRTF, PACK, PRIORITY = "fifo", "fair", "srtf", "pack", "priority"
 MEASURE_S = 1.0
 """Before a job has had the device to use for so long, its demand counts as 1."""
