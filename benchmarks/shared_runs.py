@@ -1,8 +1,9 @@
 """Runs that take turns on the same devices: their steps as predicted and as measured, over eight mixes.
 
 Real ranks, whose layers sleep: a device is busy for as long as a layer is to take, whatever else this machine
-does. Prints one JSON line. By mix and run, ``measured`` over ``predicted``: medians of the steps that end
-while all of its runs are under way. ``off``: how far from 1 these are, the median and the worst.
+does. What a step alone takes beside its layers is a gap at its end. Prints one JSON line. By mix and run,
+``measured`` over ``predicted``: medians of the steps that end while all of its runs are under way.
+``off``: how far from 1 these are, the median and the worst.
 
     python benchmarks/shared_runs.py [--steps 60] [--only NAME]
 """
@@ -30,6 +31,8 @@ from skyctl.turns.shared_steps import PlacedPipeline, SharedRun, shared_step_s
 from skyctl.worker.rank_order import TurnsOrder
 from skyctl.workload.workload_spec import WorkloadSpec
 
+ALONE_STEPS = 15
+
 
 @dataclass(frozen=True)
 class Part:
@@ -40,7 +43,7 @@ class Part:
     """
 
     devices: str
-    times: Sequence[tuple[float, float]]
+    times: tuple[tuple[float, float], ...]
     microbatches: int = 2
     schedule: str = "1f1b"
     steps: float = 1.0
@@ -48,19 +51,19 @@ class Part:
 
 
 MIXES: dict[str, tuple[str, tuple[Part, ...]]] = {
-    "two alike": ("fair", (Part("a", [(0.03, 0.05)]), Part("a", [(0.03, 0.05)]))),
-    "unequal actions": ("fair", (Part("a", [(0.02, 0.03)]), Part("a", [(0.06, 0.12)], steps=0.4))),
-    "three alike": ("fair", (Part("a", [(0.02, 0.04)]),) * 3),
-    "same order": ("fair", (Part("ab", [(0.03, 0.05)] * 2, 4), Part("ab", [(0.03, 0.05)] * 2, 4))),
-    "opposite order": ("fair", (Part("abc", [(0.03, 0.05)] * 3, 3), Part("cba", [(0.03, 0.05)] * 3, 3))),
-    "a pipeline and one": ("fair", (Part("ab", [(0.03, 0.05)] * 2, 2), Part("b", [(0.04, 0.06)], 4))),
+    "two alike": ("fair", (Part("a", ((0.03, 0.05),)), Part("a", ((0.03, 0.05),)))),
+    "unequal actions": ("fair", (Part("a", ((0.02, 0.03),)), Part("a", ((0.06, 0.12),), steps=0.4))),
+    "three alike": ("fair", (Part("a", ((0.02, 0.04),)),) * 3),
+    "same order": ("fair", (Part("ab", ((0.03, 0.05),) * 2, 4), Part("ab", ((0.03, 0.05),) * 2, 4))),
+    "opposite order": ("fair", (Part("abc", ((0.03, 0.05),) * 3, 3), Part("cba", ((0.03, 0.05),) * 3, 3))),
+    "a pipeline and one": ("fair", (Part("ab", ((0.03, 0.05),) * 2, 2), Part("b", ((0.04, 0.06),), 4))),
     "sequential bubbles": (
         "fair",
-        (Part("ab", [(0.03, 0.06)] * 2, 2, "sequential"), Part("ba", [(0.03, 0.06)] * 2, 2, "sequential")),
+        (Part("ab", ((0.03, 0.06),) * 2, 2, "sequential"), Part("ba", ((0.03, 0.06),) * 2, 2, "sequential")),
     ),
     "one before the other": (
         "priority",
-        (Part("ab", [(0.02, 0.05), (0.04, 0.06)], 3, priority=1), Part("ba", [(0.03, 0.05)] * 2, 3)),
+        (Part("ab", ((0.02, 0.05), (0.04, 0.06)), 3, priority=1), Part("ba", ((0.03, 0.05),) * 2, 3)),
     ),
 }
 
@@ -75,8 +78,9 @@ def main() -> None:
     for name, (policy, parts) in MIXES.items():
         if given.only in (None, name):
             steps = [round(given.steps * part.steps) for part in parts]
+            alone = {part: gap_s(part) for part in set(parts)}
             predicted = shared_step_s(
-                [predicted_run(part, n) for part, n in zip(parts, steps, strict=True)], policy
+                [predicted_run(part, n, alone[part]) for part, n in zip(parts, steps, strict=True)], policy
             )
             measured = played(policy, parts, steps)
             rows[name] = [round(m / p, 3) for m, p in zip(measured, predicted, strict=True)]
@@ -85,7 +89,16 @@ def main() -> None:
     print(json.dumps({"benchmark": "shared_runs", "off": found, "measured_over_predicted": rows}))
 
 
-def predicted_run(part: Part, steps: int) -> SharedRun:
+def gap_s(part: Part) -> float:
+    """Seconds of a step in which no layer runs, as a run alone shows them: data, an update, reports."""
+    [measured_s], [ideal_s] = (
+        played("fair", [part], [ALONE_STEPS]),
+        shared_step_s([predicted_run(part, 2)], "fair"),
+    )
+    return max(0.0, measured_s - ideal_s)
+
+
+def predicted_run(part: Part, steps: int, gap_s: float = 0.0) -> SharedRun:
     """What is simulated; messages between processes of one machine are free."""
     count = len(part.devices)
     given = SimulationInput(
@@ -96,7 +109,7 @@ def predicted_run(part: Part, steps: int) -> SharedRun:
         tuple(StageTimes(*times) for times in part.times),
         (BoundaryTimes(),) * (count - 1),
     )
-    return SharedRun((PlacedPipeline(given, tuple(part.devices)),), steps, priority=part.priority)
+    return SharedRun((PlacedPipeline(given, tuple(part.devices)),), steps, gap_s, part.priority)
 
 
 def played(policy: str, parts: Sequence[Part], steps: Sequence[int]) -> list[float]:

@@ -1,7 +1,8 @@
 """Runs of pipelines on the same devices, step after step, played on numbers by the arbiter that ranks ask.
 
 The model of one run's step is the contract's (``schedule.simulation``), with two things more: before an
-action its device's turn is waited for, and who waits for a message has no turn. A switch takes no time.
+action its device's turn is waited for, and who waits for a message has no turn. What an action takes beside
+its layers is spent without a turn, before it. A switch takes no time.
 Messages of one link queue behind each other; what runs share of the network is left out.
 """
 
@@ -17,7 +18,7 @@ from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHT_GRADIEN
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.schedule.step_times import MessageTimes, StageTimes
 from skyctl.turns.turn_arbiter import TurnArbiter
-from skyctl.turns.turn_policy import SLICE_S
+from skyctl.turns.turn_policy import IDLE_S, SLICE_S
 
 SAME_TIME_S = 1e-9
 MOST_ACTIONS, LEAST_STEPS = 20_000, 3
@@ -59,6 +60,9 @@ class _Stage:
 
     Attributes:
         inputs, gradients: by microbatch, when it arrives; of a stage at an end of its pipeline, none.
+        overhead_s: of each forward and each backward, what it takes beside its layers.
+        idle_since: when its last action ended.
+        rested_at: when the next action could begin if its input were there.
         number: the arbiter's.
         left_s: of the action that runs; None: none does.
     """
@@ -67,6 +71,7 @@ class _Stage:
     order: list[Action]
     times: StageTimes
     device: _Device
+    overhead_s: float = 0.0
     before: _Stage | None = None
     after: _Stage | None = None
     ahead: MessageTimes | None = None
@@ -76,14 +81,22 @@ class _Stage:
     sent_ahead_at: float = 0.0
     sent_back_at: float = 0.0
     at: int = 0
+    idle_since: float = 0.0
+    rested_at: float = 0.0
     number: int = -1
     granted_at: float = 0.0
     left_s: float | None = None
     waits: bool = False
     is_done: bool = False
 
-    def begin_step(self) -> None:
+    def begin_step(self, now: float) -> None:
         self.inputs, self.gradients, self.at, self.is_done = [], [], 0, False
+        self.rest(now)
+
+    def rest(self, now: float) -> None:
+        """Nothing is done on the device for as long as the next action takes beside its layers."""
+        has_layers = self.at < len(self.order) and self.order[self.at].kind in (FORWARD, BACKWARD)
+        self.rested_at = now + (self.overhead_s if has_layers else 0.0)
 
     @property
     def device_s(self) -> float:
@@ -96,13 +109,14 @@ class _Stage:
         return whole.get(action.kind, times.backward_s - times.weight_s)
 
     def ready_at(self) -> float:
-        """When its next action's input is there; infinite while nobody has sent it."""
+        """When it can begin its next action; infinite while nobody has sent what that needs."""
         kind, m = self.order[self.at]
-        if kind == FORWARD and self.before is not None:
-            return self.inputs[m] if m < len(self.inputs) else math.inf
+        arrivals = self.inputs if kind == FORWARD and self.before is not None else None
         if kind == BACKWARD and self.after is not None:
-            return self.gradients[m] if m < len(self.gradients) else math.inf
-        return 0.0
+            arrivals = self.gradients
+        if arrivals is None:
+            return self.rested_at
+        return max(self.rested_at, arrivals[m] + self.overhead_s) if m < len(arrivals) else math.inf
 
     def send(self, action: Action, now: float) -> None:
         """Sends what the action has made to the neighbour that waits for it."""
@@ -122,6 +136,11 @@ class _Device:
     @property
     def running(self) -> list[_Stage]:
         return [stage for stage in self.stages if stage.left_s is not None]
+
+    @property
+    def idle_holders(self) -> list[_Stage]:
+        """Stages that have the turn, and nothing to do in it yet."""
+        return [s for s in self.stages if s.left_s is None and self.arbiter.jobs[s.number].holds]
 
     def rate(self) -> float:
         """How fast each action runs, of alone: those that run at once share the device alike."""
@@ -193,13 +212,14 @@ class _Player:
         made = []
         for placed in run.pipelines:
             given, before = placed.pipeline, None
-            for s, (times, name) in enumerate(zip(given.stages, placed.devices, strict=True)):
+            for s, name in enumerate(placed.devices):
+                times = given.layer_times(s)
                 order = actions(
                     given.schedule, given.microbatches, given.in_flight[s], given.deferred_weights[s]
                 )
                 order += [Action(OPTIMIZER, 0)] if times.optimizer_s > 0 else []
                 device = self.devices.setdefault(name, _Device(self.kind))
-                stage = _Stage(number, order, times, device, before)
+                stage = _Stage(number, order, times, device, given.stage_overhead_s(s), before)
                 if before is not None:
                     before.after, before.ahead = stage, given.boundaries[s - 1].forward
                     stage.back = given.boundaries[s - 1].backward
@@ -217,6 +237,8 @@ class _Player:
         times = [begin for begin in self.begins if begin is not None]
         for device in self.devices.values():
             rate = device.rate()
+            if device.arbiter.waiting:
+                times += [stage.idle_since + IDLE_S for stage in device.idle_holders]
             for stage in device.stages:
                 if stage.left_s is not None:
                     times.append(self.now + stage.left_s / rate)
@@ -244,7 +266,7 @@ class _Player:
     def _begin_step(self, number: int) -> None:
         self.begins[number] = None
         for stage in self.stages[number]:
-            stage.begin_step()
+            stage.begin_step(self.now)
 
     def _end_action(self, stage: _Stage) -> None:
         action, arbiter = stage.order[stage.at], stage.device.arbiter
@@ -255,6 +277,8 @@ class _Player:
         stage.left_s = None
         stage.send(action, self.now)
         stage.at += 1
+        stage.idle_since = self.now
+        stage.rest(self.now)
         stage.is_done = stage.at == len(stage.order)
         number = stage.run
         if all(one.is_done for one in self.stages[number]):
@@ -276,10 +300,9 @@ class _Player:
                 arbiter.give(stage.number)
             arbiter.ask(stage.number, self.now)
             stage.waits = True
-        if arbiter.waiting:
-            for stage in device.stages:
-                if arbiter.jobs[stage.number].holds and stage.left_s is None:
-                    arbiter.give(stage.number)
+        for stage in device.idle_holders:
+            if arbiter.waiting and self.now >= stage.idle_since + IDLE_S - SAME_TIME_S:
+                arbiter.give(stage.number)
         granted = set(arbiter.grant(self.now))
         for stage in device.stages:
             if stage.number in granted:

@@ -29,9 +29,8 @@ from skyctl.errors import MismatchError, RunError, SkyctlError
 from skyctl.turns import turn_messages as messages
 from skyctl.turns.device_folder import TURNS_FOLDER, connect_to_arbiter, device_folder
 from skyctl.turns.memory_admission import MemoryAdmission, MemoryNeed
-from skyctl.turns.turn_policy import SLICE_S, parse_turns
+from skyctl.turns.turn_policy import IDLE_S, SLICE_S, parse_turns
 
-IDLE_S = 0.0002
 TELL_EVERY_S = 1.0
 ANSWER_S = 60.0
 LIST_ANSWER_S = 2.0
