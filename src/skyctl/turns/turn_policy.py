@@ -16,8 +16,8 @@ STARVE_S = 30.0
 SLICE_S = 0.05
 """So long a job keeps its turn from action to action while others wait."""
 IDLE_S = 0.001
-"""So long a job that has nothing to compute keeps a turn that is wanted: between two actions a rank takes part
-of a millisecond for messages."""
+"""So long a job with nothing to compute keeps a turn that is wanted: between two actions a rank takes part of
+a millisecond for messages."""
 CREDIT_S = 1.0
 """So many device seconds at most a job is owed under FAIR: others' long actions while it waits for a message
 are made up for, hours in which it did not ask are not."""
