@@ -103,7 +103,8 @@ class Desk:
 
         return SimpleNamespace(prepare=prepare, entering=entering, files_to_ship=dict)
 
-    def admit(self, spec: Any, _address: str) -> None:
+    def admit(self, spec: Any, _address: str, limit_s: float) -> None:
+        assert limit_s > 0
         self.ranks.append(RankState(spec, is_joining=True))
 
     def leave_out(self, number: int, why: Any = None) -> None:
