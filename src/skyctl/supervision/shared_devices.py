@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from skyctl.agent.message_fields import FieldError, read_fields
-from skyctl.errors import SkyctlError
+from skyctl.errors import RecordError, SkyctlError
 from skyctl.files import read_record
 from skyctl.planning.shared_runs import shared_run
 from skyctl.records.plan import Plan
@@ -21,11 +21,15 @@ from skyctl.turns.turn_policy import parse_turns
 
 def sharing_runs(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
     """Those that are under way and share devices by turns."""
-    return [
-        run
-        for run in runs
-        if not run.ended and not run.state.is_script and options_of(run.state).turns is not None
-    ]
+    return [run for run in runs if not run.ended and _turns(run) is not None]
+
+
+def _turns(run: InspectedRun) -> str | None:
+    """The policy that a run takes turns by; None: it takes none, or its state does not say so."""
+    try:
+        return None if run.state.is_script else options_of(run.state).turns
+    except RecordError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def step_beside(
         if state.cluster_file != cluster_file or not paths.newest_plan.is_file():
             continue
         played = read_record(Plan, paths.newest_plan)
-        asked = parse_turns(str(options_of(state).turns))
+        asked = parse_turns(str(_turns(run)))
         left = shared_run(played, max(1, (state.steps or 1) - state.step), priority=asked.priority)
         if left is not None and devices & {stage.device for stage in played.placed_stages}:
             others[paths.run_id] = left
