@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from skyctl.transport.transfer_errors import PeerProtocolError
+from skyctl.worker.elastic.elastic_steps import SumConnections
 from skyctl.worker.elastic.member_lines import Arrivals, read_message
 from skyctl.worker.elastic.microbatch_shares import Paces, deal, even_shares, hand_out, ranges_of
 from skyctl.worker.elastic.next_generation import next_generation
@@ -83,6 +87,29 @@ def test_shares_follow_a_rank_that_has_become_slow_once_two_steps_show_it() -> N
     assert paces.deal_anew({0: 1.0, 1: 3.0}, shares, 8) is None, "that may be chance"
     assert paces.deal_anew({0: 1.0, 1: 3.0}, shares, 8) == {0: (0, 6), 1: (6, 8)}
     assert paces.deal_anew({0: 1.0, 1: None}, shares, 8) == {0: (0, 6), 1: (6, 8)}
+
+
+def test_what_ends_older_connections_does_not_end_the_next_ones() -> None:
+    happened: list[str] = []
+    has_begun = threading.Event()
+
+    class Group:
+        def abort(self) -> None:
+            has_begun.set()
+            time.sleep(0.2)
+            happened.append("aborted")
+
+        def reconnect(self, uuid: int, peers: Sequence[int], timeout_s: float) -> None:
+            happened.append("reconnects")
+
+    connections = SumConnections(Group(), 0)
+    ends = threading.Thread(target=connections.give_up, args=(0,))
+    ends.start()
+    assert has_begun.wait(30)
+    connections.renew(1, [0, 1])
+    ends.join()
+    assert happened[-1] == "reconnects"
+    assert "aborted" in happened
 
 
 def test_shares_seldom_follow_what_is_chance() -> None:

@@ -65,6 +65,7 @@ class SumConnections:
 
     def __init__(self, group: ReconnectingGroup, rank: int) -> None:
         self._group, self._rank = group, rank
+        self._lock = threading.Lock()
         self._wanted = 0
         self._is_closed = False
 
@@ -74,13 +75,17 @@ class SumConnections:
         Raises:
             RunError: one of them did not come; or ``give_up`` was called.
         """
-        self._wanted = number
+        with self._lock:  # what ended older connections is over, and does not end these
+            self._wanted = number
         self._group.reconnect(number, [rank for rank in members if rank != self._rank], RECONNECT_S)
 
     def give_up(self, number: int) -> None:
         """Ends what waits on connections of that generation, until there is a newer one."""
-        while self._wanted <= number and not self._is_closed:
-            self._group.abort()
+        while True:
+            with self._lock:
+                if self._wanted > number or self._is_closed:
+                    return
+                self._group.abort()
             time.sleep(_INTERRUPT_S)
 
     def close(self) -> None:
