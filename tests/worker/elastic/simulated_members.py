@@ -42,6 +42,7 @@ class Simulation:
 
     Args:
         stages: so many ranks, one after another, are a pipeline.
+        is_hasty: who is left out ends at once, and some of what it has said last is lost.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Simulation:
         has_witness: bool = False,
         is_dynamic: bool = False,
         stages: int = 1,
+        is_hasty: bool = False,
     ) -> None:
+        self.is_hasty = is_hasty
         self.stages, self.has_witness, self.is_dynamic = stages, has_witness, is_dynamic
         self.pipelines = {rank: rank - rank % stages for rank in range(members)}
         self.firsts: dict[int, dict[int, bool]] = defaultdict(dict)
@@ -270,3 +273,9 @@ class Simulation:
                 agreement.handle(rank, message)
             elif to not in self.dead:
                 self.lines[(rank, to)].append(message)
+        if agreement.is_left_out and self.is_hasty and rank not in self.dead:
+            self.kill(rank)
+            for (sender, _), queue in self.lines.items():
+                if sender == rank:
+                    for _ in range(self.draw.randint(0, len(queue))):
+                        queue.pop()

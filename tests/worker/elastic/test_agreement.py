@@ -82,6 +82,18 @@ def test_a_pipeline_without_a_stage_leaves_and_its_stages_were_always_at_one_min
             assert sum(is_first and head in staying for head, is_first in by_pipeline.items()) <= 1, seed
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_those_that_stay_agree_though_who_has_left_told_some_of_them_only(stages: int) -> None:
+    for seed in range(2 * SEEDS):
+        draw = random.Random(f"hasty {stages} {seed}")
+        simulation = Simulation(seed, 3 * stages, stages=stages, is_hasty=True)
+        simulation.run(draw.randrange(150))
+        simulation.kill(draw.randrange(stages))
+        simulation.run(4000)
+        ends = {rank: simulation.members[rank].step for rank in range(stages, 3 * stages)}
+        assert min(ends.values()) > 10, (seed, ends)
+
+
 def test_ranks_join_and_leave_and_each_sum_is_of_all_microbatches() -> None:
     """A rank that joins may be lost before it has weights, or right after."""
     for seed in range(2 * SEEDS):

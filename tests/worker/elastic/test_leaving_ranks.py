@@ -173,7 +173,7 @@ def test_a_pipeline_that_loses_a_stage_leaves_and_the_other_makes_its_microbatch
 @pytest.mark.parametrize("format_", ["fixed32", pytest.param("float32", marks=pytest.mark.matrix)])
 def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: Path, format_: str) -> None:
     """It enters at a step's boundary, makes its share, and goes on as the others leave."""
-    spec, steps = sleeping(tmp_path, batch_size=8), 900
+    spec, steps = sleeping(tmp_path, batch_size=8), 150
     routes = ring(3)
     plain = driver.side_by_side(spec, 2, [3, 2, 3], routes, steps, sync={"format": format_})
     pool = driver.Pool(4, tmp_path)
@@ -185,8 +185,10 @@ def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: P
             return
         if event["step"] == 5:
             pool.admit(joining(plain, routes, tmp_path / "given"))
+            slow_down(tmp_path, 1, 0.3)  # it comes before the last step, however long its start takes
         if pool.outcome.steps.get(3) and not asked:
             asked.append(event["step"])
+            (tmp_path / "slow-1").unlink()
             pool.processes[0].popen.send_signal(signal.SIGKILL)
 
     try:
@@ -255,8 +257,10 @@ class Layer(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
-        slow = Path(__file__).with_name(f"slow-{dist.get_rank()}").exists()
-        time.sleep(0.03 if slow else 0.01)
+        try:
+            time.sleep(float(Path(__file__).with_name(f"slow-{dist.get_rank()}").read_text()))
+        except FileNotFoundError:
+            time.sleep(0.01)
         return x + torch.tanh(self.linear(x))
 
 
@@ -272,10 +276,16 @@ def data(batch_size, seed):
 
 
 def sleeping(folder: Path, *, batch_size: int) -> dict[str, Any]:
-    """A workload whose first layer takes a while, and longer next to a file ``slow-RANK``."""
+    """A workload whose first layer takes a while; as many seconds as a file ``slow-RANK`` next to it says."""
     path = folder / "train.py"
     path.write_text(SLEEPS)
     return WorkloadSpec(source=str(path), path=str(path), batch_size=batch_size, seed=3).to_dict()
+
+
+def slow_down(folder: Path, rank: int, layer_s: float) -> None:
+    """From now on that workload's first layer takes so long on that rank."""
+    (folder / "slow").write_text(str(layer_s))
+    (folder / "slow").rename(folder / f"slow-{rank}")
 
 
 @pytest.mark.slow
@@ -288,15 +298,15 @@ def test_shares_follow_a_rank_that_becomes_slow(driver: ModuleType, tmp_path: Pa
         replace(order, elastic=replace(order.elastic, dynamic=True)) for order in elastic(plain, routes)
     ]
 
-    def slow_down(_pool: Any, rank: int, event: dict[str, Any]) -> None:
+    def watch(_pool: Any, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 11 and rank == 1:
-            (tmp_path / "slow-1").touch()
+            slow_down(tmp_path, 1, 0.03)
 
     pool = driver.Pool(3, tmp_path)
     pool.stall_s = PATIENCE_S
     try:
         undisturbed = pool.run(elastic(plain, routes))
-        done = pool.run(orders, slow_down)
+        done = pool.run(orders, watch)
     finally:
         pool.close()
     assert not undisturbed.errors

@@ -457,9 +457,6 @@ class Agreement:
             return
         attempt.accepted.add(sender)
         if attempt.accepted >= attempt.voters:
-            chosen = Chosen(attempt.proposed)
-            for member in sorted((attempt.live | set(attempt.proposed.members)) - {self.rank}):
-                self._send(member, chosen)
             self._enter(attempt.proposed)
 
     def _enter(self, generation: Generation) -> None:
@@ -473,11 +470,11 @@ class Agreement:
             self._waiting.pop(rank, None)
             self._knocking.discard(rank)
             self._pipelines.setdefault(rank, rank)
+        for rank in sorted({*before.members, *generation.members} - self._lost - {self.rank}):
+            self._send(rank, Chosen(generation))  # who has said so first may have left before all heard it
         if self.rank not in generation.members:
             self.is_left_out = True
             return
-        for rank in sorted(set(before.members) - set(generation.members) - self._lost):
-            self._send(rank, Chosen(generation))
         self._digests, self.shares = None, generation.shares
         if generation.is_applied:
             self.committed, self.is_first = generation.step, self._is_first_in(generation)

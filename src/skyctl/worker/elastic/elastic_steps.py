@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any, NoReturn, Protocol
@@ -192,7 +192,8 @@ class ElasticSteps(EachStep):
         except PeerProtocolError:
             raise
         except PeerLostError as exc:
-            self._end_with_pipeline(exc)
+            with self._waits_for_members(step):
+                self._end_with_pipeline(exc)
         if self._executor.is_last:
             report.loss = self._loss
         self._seeder.first_microbatch = 0  # a validation has microbatches of its own
@@ -236,7 +237,9 @@ class ElasticSteps(EachStep):
         while True:
             generation = self._members.generation
             self._make_missing(step, report)
-            if not self._is_connected(generation):
+            with self._waits_for_members(step):
+                is_connected = self._is_connected(generation)
+            if not is_connected:
                 continue
             has_begun, self._has_begun = self._has_begun, False
             with self._update.progress.waits(f"step {step}, the sum of the gradients"):
@@ -314,6 +317,10 @@ class ElasticSteps(EachStep):
             self._members.pace_s = median(self._paces)
 
     # --- connections
+
+    def _waits_for_members(self, step: int) -> AbstractContextManager[None]:
+        """Inside, this rank waits for others: if all do for long, the launcher ends the attempt."""
+        return self._update.progress.waits(f"step {step}, who goes on")
 
     def _is_connected(self, generation: Generation) -> bool:
         """Whether sums of that generation can be made now; connects for them if not."""

@@ -2,7 +2,8 @@
 
 A line is lost where its connection ends, or where nothing has come over it for longer than is usual. What is
 usual is measured: the median of the gaps between signs of life, and their spread; and a step's time on top,
-since to wait for so long costs no more than to go on without that rank.
+since to wait for so long costs no more than to go on without that rank. A process that ends ends its
+connection, so only one that stands still or is cut off is found by its silence.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -32,6 +34,11 @@ BEAT_S = 0.1
 KEPT_GAPS = 64
 LEAST_GAPS = 8
 """Before so many gaps were seen nothing is known to be unusual."""
+LEAST_SPREAD_S = BEAT_S / 2
+"""Signs that came evenly say nothing of a machine that is about to be busy: a rank whose quota of CPU time is
+used up, or whose core is taken, is silent for some 100 ms, and would be put out for that."""
+LEAVE_S = 1.0
+"""For what was sent before this rank leaves: those that are left may need it to agree without it."""
 MOST_BYTES = 1 << 20
 """Of a message, and of the bytes that may follow it."""
 _WAITING_BEATS = 2
@@ -72,7 +79,7 @@ class Arrivals:
         gaps = list(self._gaps)  # another thread adds to them
         if step_s is None or len(gaps) < LEAST_GAPS:
             return None
-        return unusual_after_s(gaps) + step_s
+        return unusual_after_s(gaps, LEAST_SPREAD_S) + step_s
 
 
 class MemberLines:
@@ -136,8 +143,17 @@ class MemberLines:
         self._is_closed.set()
 
     def close(self) -> None:
-        """Ends all lines. Idempotent."""
+        """Ends all lines, once what was sent has left, or after ``LEAVE_S``. Idempotent."""
         self._is_closed.set()
+        deadline = time.monotonic() + LEAVE_S
+        for rank in self._peers.keys() - self._lost:
+            with self._locks[rank]:
+                waiting = list(self._beats[rank])
+            for work in waiting:
+                left_s = deadline - time.monotonic()
+                if left_s > 0:
+                    with suppress(RunError):
+                        work.wait(timedelta(seconds=left_s))
         for peer in list(self._peers.values()):
             with suppress(RunError):
                 peer.close()
