@@ -10,7 +10,7 @@ shift 2
 unset PYTHONDONTWRITEBYTECODE
 
 # Torch's threads sleep while they wait: else they spin, on cores that the other tests need.
-OMP_WAIT_POLICY=PASSIVE "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
+OMP_WAIT_POLICY=PASSIVE "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder --durations=60 --durations-min=10 "$@"
 shared=$?
 [ $shared = 2 ] && exit 2  # pytest's code where it was interrupted, or could not read the tests
 [[ $marks = *"not alone"* ]] && exit $shared
