@@ -27,7 +27,7 @@ from runs.driver import sleeping_workload, worker_driver
 from skyctl.schedule.actions import least_in_flight
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.schedule.step_times import BoundaryTimes, StageTimes
-from skyctl.turns.shared_steps import PlacedPipeline, SharedRun, shared_step_s
+from skyctl.turns.turn_simulation import PlacedPipeline, SharedRun, shared_step_s
 from skyctl.worker.rank_order import TurnsOrder
 from skyctl.workload.workload_spec import WorkloadSpec
 

@@ -23,9 +23,11 @@ from pathlib import Path
 from queue import Queue
 from statistics import mean, median
 
+from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.schedule.step_times import StageTimes
 from skyctl.turns.turn_client import open_turns
-from skyctl.turns.turn_policy import TurnPolicy, parse_turns
-from skyctl.turns.turn_simulation import SharedAction, SharedJob, jain_index, simulate_turns
+from skyctl.turns.turn_policy import parse_turns
+from skyctl.turns.turn_simulation import PlacedPipeline, SharedRun, step_ends
 
 DEVICE = "here/cpu:0"
 STEP_S = 0.05
@@ -85,7 +87,10 @@ def _throughput() -> float:
 def _fair() -> dict[str, float]:
     played = _play([Load("fair", seconds, end_s=20.0) for seconds in (0.016, 0.03)])
     used = [sum(end - begin for begin, end in spans) for spans in played]
-    return {"fair_jain": jain_index(used), "fair_least_over_most": min(used) / max(used)}
+    return {
+        "fair_jain": sum(used) ** 2 / (len(used) * sum(of_one**2 for of_one in used)),
+        "fair_least_over_most": min(used) / max(used),
+    }
 
 
 def _short_jobs() -> dict[str, float]:
@@ -97,14 +102,21 @@ def _short_jobs() -> dict[str, float]:
         ]
         played = _play(loads)
         found[kind] = mean(spans[-1][1] - load.arrival_s for spans, load in zip(played, loads, strict=True))
-        jobs = [SharedJob(load.arrival_s, [SharedAction(0.0, STEP_S)] * load.count) for load in loads]
-        done = simulate_turns(jobs, TurnPolicy(kind)).completions
-        found[f"simulated {kind}"] = mean(at - load.arrival_s for at, load in zip(done, loads, strict=True))
+        ends = step_ends([_simulated(load) for load in loads], kind)
+        found[f"simulated {kind}"] = mean(
+            of_one[-1] - load.arrival_s for of_one, load in zip(ends, loads, strict=True)
+        )
     return {
         "fifo_over_srtf": found["fifo"] / found["srtf"],
         "fifo_over_srtf_simulated": found["simulated fifo"] / found["simulated srtf"],
         "srtf_mean_over_simulated": found["srtf"] / found["simulated srtf"],
     }
+
+
+def _simulated(load: Load) -> SharedRun:
+    halves = (StageTimes(load.seconds / 2, load.seconds / 2),)
+    pipeline = SimulationInput("sequential", 1, (1,), (0,), halves, ())
+    return SharedRun((PlacedPipeline(pipeline, (DEVICE,)),), load.count, arrival_s=load.arrival_s)
 
 
 def _packed() -> dict[str, float]:

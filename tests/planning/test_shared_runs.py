@@ -9,7 +9,7 @@ from tests.planner.hybrid_problems import random_hybrid_problem
 from skyctl.planner.api import plan as plan_problem
 from skyctl.planning.shared_runs import memory_needs, shared_run
 from skyctl.records.plan import Plan
-from skyctl.turns.shared_steps import shared_step_s
+from skyctl.turns.turn_simulation import shared_step_s
 
 
 def some_plan(seed: int, *, hybrid: bool) -> Plan:

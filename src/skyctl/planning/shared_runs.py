@@ -8,11 +8,11 @@ from skyctl.planner.plan_record import read_candidate
 from skyctl.planner.step_costs import StepCosts
 from skyctl.records.plan import Plan
 from skyctl.turns.memory_admission import MemoryNeed
-from skyctl.turns.shared_steps import PlacedPipeline, SharedRun
+from skyctl.turns.turn_simulation import PlacedPipeline, SharedRun
 
 
 def shared_run(plan: Plan, steps: int, *, priority: int = 0) -> SharedRun | None:
-    """The plan's run as ``turns.shared_steps`` plays it next to others. Sums take as long as they do alone.
+    """The plan's run as ``turns.turn_simulation`` plays it beside others. Sums take as long as they do alone.
 
     None: updates are late, stale or made in rounds, and a step ends by other rules.
 

@@ -13,10 +13,10 @@ from skyctl.records.plan import Plan
 from skyctl.remote.session_factory import close_sessions, connect_node, open_sessions
 from skyctl.supervision.run_settings import cluster_of, options_of
 from skyctl.supervision.run_status import LOOK_S, InspectedRun, look_options
-from skyctl.turns.shared_steps import SharedRun, brief, shared_step_s
-from skyctl.turns.turn_listing import SharedDevices
+from skyctl.turns.shared_listing import SharedDevices
 from skyctl.turns.turn_messages import ListedMessage
 from skyctl.turns.turn_policy import parse_turns
+from skyctl.turns.turn_simulation import SharedRun, brief, shared_step_s
 
 
 def sharing_runs(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
@@ -101,7 +101,7 @@ def shared_devices(runs: Iterable[InspectedRun]) -> tuple[list[ListedMessage], l
                 try:
                     if isinstance(session, SkyctlError):
                         raise session
-                    said = session.run_task("skyctl.turns.turn_listing", {}, LOOK_S, answer=SharedDevices)
+                    said = session.run_task("skyctl.turns.shared_listing", {}, LOOK_S, answer=SharedDevices)
                     devices = SharedDevices(**read_fields(SharedDevices, said)).devices
                     found |= {one.device: one for one in devices if one.device.startswith(f"{name}/")}
                 except FieldError as exc:

@@ -361,7 +361,7 @@ def _ask_arbiters(cache: Path) -> Iterator[messages.ListedMessage]:
         try:
             with connect_in_folder(folder) as sock:
                 sock.settimeout(LIST_ANSWER_S)
-                sock.sendall(encode_frame(write_request(messages.ListRequest())))
+                sock.sendall(encode_frame(write_request(messages.ListJobsRequest())))
                 answer = _read_answer(sock, FrameParser())
         except (OSError, FrameError, SkyctlError):
             continue  # it has ended, or is about to

@@ -9,7 +9,7 @@
     job → AskRequest, GiveRequest, UseRequest, TellRequest
     arbiter → GrantMessage                      the turn is the job's
     arbiter → WantedMessage                     somebody else waits for it
-    anybody → ListRequest                       → ListedMessage
+    anybody → ListJobsRequest                   → ListedMessage
 
 Each is a frame's header whose ``op`` says its kind (``agent.task_orders``).
 """
@@ -101,7 +101,7 @@ class RoomRequest:
 
 
 @dataclass(frozen=True)
-class ListRequest:
+class ListJobsRequest:
     """Asks who shares the device."""
 
     kind: ClassVar[str] = "list"
@@ -180,7 +180,7 @@ class ListedMessage:
     jobs: Annotated[tuple[ListedJob, ...], MaxLength(1000)]
 
 
-Request = OpenRequest | AskRequest | GiveRequest | UseRequest | TellRequest | RoomRequest | ListRequest
+Request = OpenRequest | AskRequest | GiveRequest | UseRequest | TellRequest | RoomRequest | ListJobsRequest
 Answer = OpenedMessage | RefusedMessage | GrantMessage | WantedMessage | RoomMessage | ListedMessage
 Signal = GrantMessage | WantedMessage | RoomMessage
 REQUESTS: tuple[type[Request], ...] = (
@@ -190,7 +190,7 @@ REQUESTS: tuple[type[Request], ...] = (
     UseRequest,
     TellRequest,
     RoomRequest,
-    ListRequest,
+    ListJobsRequest,
 )
 ANSWERS: tuple[type[Answer], ...] = (
     OpenedMessage,

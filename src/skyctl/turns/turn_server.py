@@ -137,7 +137,7 @@ class TurnServer:
 
     def _follow(self, connection: _Connection, request: messages.Request) -> None:
         now = time.monotonic()
-        if isinstance(request, messages.ListRequest):
+        if isinstance(request, messages.ListJobsRequest):
             connection.send(self._listed(now))
             return
         if isinstance(request, messages.OpenRequest):
