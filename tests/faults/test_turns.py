@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from skyctl.turns.turn_client import list_shared_devices
-from skyctl.turns.turn_messages import ListedMessage
+from skyctl.turns.turn_messages import ListedJob, ListedMessage
 
 from ..helpers.processes import after_a_moment, left_of_state
 from ..helpers.runs import Run, losses_of
 
-STEPS, BEFORE = 50, 4
+STEPS, MANY_STEPS, BEFORE = 50, 200, 4
 """Of a run, and how many it makes before its data waits until others have come."""
+LONGEST_WAIT_S = 1.0
 SIZES = ("--batch-size", "8", "--microbatches", "4")
 TRAIN = """\
 import os
@@ -97,8 +98,8 @@ def alone(nodes: Any) -> dict[str, list[float]]:
     }
 
 
-def launch(nodes: Any, plan: str, turns: str = "fair", *words: str) -> Run:
-    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS), "--turns", turns, *words)
+def launch(nodes: Any, plan: str, turns: str = "fair", *words: str, steps: int = STEPS) -> Run:
+    run: Run = nodes.launch(f"{plan}.json", "--steps", str(steps), "--turns", turns, *words)
     return run
 
 
@@ -110,10 +111,10 @@ def shared_devices(nodes: Any) -> list[ListedMessage]:
     return list_shared_devices(Path(nodes.env["XDG_CACHE_HOME"]) / "skyctl")
 
 
-def launch_two(nodes: Any, first: str, second: str, turns: str = "fair") -> list[Run]:
+def launch_two(nodes: Any, first: str, second: str, turns: str = "fair", steps: int = STEPS) -> list[Run]:
     """Two runs that compute on all nodes; neither ends before both do."""
     gate(nodes).unlink()
-    runs = [launch(nodes, name, turns, "--checkpoint-every", "10") for name in (first, second)]
+    runs = [launch(nodes, name, turns, "--checkpoint-every", "10", steps=steps) for name in (first, second)]
     for run in runs:
         run.wait_for(BEFORE - 1)
     shared = shared_devices(nodes)
@@ -148,6 +149,37 @@ def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[f
         assert losses(run) == alone[name]
     assert [len(run.state["attempts"]) for run in (other, killed)] == [1, 2]
     assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_kill_keeps_the_other_from_no_turn(nodes: Any, alone: dict[str, list[float]], number: int) -> None:
+    """Pipelines in opposite order; how long the other has waited for any turn is the arbiters' figure."""
+    runs = launch_two(nodes, "there", "back", steps=MANY_STEPS)
+    killed, other = runs[number], runs[1 - number]
+    gate(nodes).touch()
+    killed.wait_for(STEPS // 2)
+    os.kill(killed.rank("b"), signal.SIGKILL)
+    other.more(10)
+    gate(nodes).unlink()  # neither ends before both compute again
+    killed.begins(2).until(lambda: len(jobs_of(nodes, killed)) == 3)
+    gate(nodes).touch()
+    killed.more(10)
+    gate(nodes).unlink()
+    waits = [job.longest_wait_s for job in jobs_of(nodes, other)]
+    gate(nodes).touch()
+    assert len(waits) == 3
+    assert 0.0 < max(waits) <= LONGEST_WAIT_S
+    for run, name in zip(runs, ("there", "back"), strict=True):
+        run.end()
+        assert losses(run)[:STEPS] == alone[name]
+    assert [len(run.state["attempts"]) for run in (other, killed)] == [1, 2]
+    assert left_of_state(nodes.state) == []
+
+
+def jobs_of(nodes: Any, run: Run) -> list[ListedJob]:
+    """What the run's ranks have had of the devices."""
+    return [job for listed in shared_devices(nodes) for job in listed.jobs if job.job == run.id]
 
 
 def crowded(nodes: Any, name: str) -> None:

@@ -108,6 +108,7 @@ class TurnArbiter:
             if not self._fits(job, now):
                 continue
             assert job.asked_at is not None
+            job.longest_wait_s = max(job.longest_wait_s, now - job.asked_at)
             job.waited_s += now - job.asked_at
             job.asked_at, job.holds = None, True
             granted.append(job.number)

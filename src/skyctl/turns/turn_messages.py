@@ -157,6 +157,7 @@ class ListedJob:
     """A job on a shared device.
 
     Attributes:
+        longest_wait_s: for a turn, of the waits that have ended under this arbiter.
         waits_s: of the wait for a turn under way; None: it does not wait.
         place: among those that wait for memory, from 1; 0: it does not.
     """
@@ -166,6 +167,7 @@ class ListedJob:
     used_s: Seconds
     waited_s: Seconds
     turns: TurnCount
+    longest_wait_s: Seconds
     waits_s: Seconds | None = None
     place: Annotated[int, Within(0, 1 << 20)] = 0
 

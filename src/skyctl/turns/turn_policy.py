@@ -63,6 +63,7 @@ class JobAccount:
         used_s: device seconds that it used.
         waited_s: seconds that it waited for turns, without the wait under way.
         turns: how many it had.
+        longest_wait_s: of its waits that have ended.
         asked_at: since when it waits, on the arbiter's clock; None: it does not.
         holds: it has a turn.
         remaining_s: device seconds that it says it needs yet; 0, so that it goes first, before it says so.
@@ -77,6 +78,7 @@ class JobAccount:
     used_s: float = 0.0
     waited_s: float = 0.0
     turns: int = 0
+    longest_wait_s: float = field(default=0.0, init=False)
     asked_at: float | None = None
     holds: bool = False
     remaining_s: float = 0.0

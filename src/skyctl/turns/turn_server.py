@@ -250,6 +250,7 @@ class TurnServer:
                     job.used_s,
                     job.waited_s,
                     job.turns,
+                    job.longest_wait_s,
                     None if job.asked_at is None else now - job.asked_at,
                     self._room.place(str(job.number)),
                 )
