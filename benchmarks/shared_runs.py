@@ -169,7 +169,7 @@ def orders(driver: Any, folder: Path, policy: str, part: Part, steps: int) -> li
     made = driver.orders(spec, cuts, part.microbatches, part.schedule, steps)
     turns = f"priority={part.priority}" if policy == "priority" else policy
     return [
-        replace(order, turns=TurnsOrder(turns, device))
+        replace(order, run_id=folder.name, turns=TurnsOrder(turns, device))
         for order, device in zip(made, part.devices, strict=True)
     ]
 

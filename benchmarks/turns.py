@@ -5,7 +5,9 @@
 ``kept_turn_us``: a turn that nobody else wants. ``fifo_over_srtf``: mean seconds to completion of a job of
 100 steps and five of 10 that come after 10, 20, … 50 steps; the trace's limit is 3. ``fair_*``: two jobs of
 unequal actions over 20 s. ``pack_makespan``: two jobs that wait for data half of the time, ÷ one after
-the other. Actions are busy for a time that the clock says, as a device's are.
+the other. ``opposite_longest_wait_s``: for a turn, of a pipeline of real ranks over 200 steps, while another
+one goes through the same three devices in opposite order until a rank of it is killed. Actions of the other
+parts are busy for a time that the clock says, as a device's are.
 Run: ``python benchmarks/turns.py``.
 """
 
@@ -16,21 +18,27 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from queue import Queue
 from statistics import mean, median
+from typing import Any
+
+from runs.driver import worker_driver
+from shared_runs import Part, orders
 
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.schedule.step_times import StageTimes
-from skyctl.turns.turn_client import open_turns
+from skyctl.turns.turn_client import list_shared_devices, open_turns
 from skyctl.turns.turn_policy import parse_turns
 from skyctl.turns.turn_simulation import PlacedPipeline, SharedRun, step_ends
 
 DEVICE = "here/cpu:0"
 STEP_S = 0.05
+PIPELINE_STEPS = 200
 Spans = list[tuple[float, float]]
 
 
@@ -55,6 +63,7 @@ def main() -> None:
         **_fair(),
         **_short_jobs(),
         **_packed(),
+        "opposite_longest_wait_s": max(_longest_wait_s(killed) for killed in (0, 1)),
     }
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
@@ -124,6 +133,40 @@ def _packed() -> dict[str, float]:
     alone = max(end for spans in _play([load]) for _, end in spans)
     both = max(end for spans in _play([load] * 2) for _, end in spans)
     return {"pack_makespan": both / (2 * alone)}
+
+
+def _longest_wait_s(killed: int) -> float:
+    """Of the pipeline that goes on."""
+    driver = worker_driver()
+    parts = [Part(devices, ((0.01, 0.02),) * 3, 3) for devices in ("abc", "cba")]
+    waits: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pools = [driver.Pool(3, folder) for _ in parts]
+
+        def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:
+            if (event["event"], rank) != ("step", 0):
+                return
+            if pool is pools[killed] and event["step"] == PIPELINE_STEPS // 4:
+                pool.processes[1].popen.kill()
+            if pool is not pools[killed] and event["step"] == PIPELINE_STEPS - 2:
+                waits.extend(
+                    job.longest_wait_s for listed in list_shared_devices(folder) for job in listed.jobs
+                )
+
+        def play(number: int) -> int:
+            ranks = orders(driver, folder / str(number), "fair", parts[number], PIPELINE_STEPS)
+            return len(pools[number].run(ranks, watch).errors)
+
+        try:
+            with ThreadPoolExecutor(2) as threads:
+                failed = list(threads.map(play, (0, 1)))
+        finally:
+            for pool in pools:
+                pool.close()
+    assert [number for number in (0, 1) if failed[number]] == [killed], failed
+    assert len(waits) == 3, "the other's jobs are there yet"
+    return max(waits)
 
 
 def _play(loads: Sequence[Load]) -> list[Spans]:
