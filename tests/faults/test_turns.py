@@ -151,6 +151,38 @@ def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[f
     assert left_of_state(nodes.state) == []
 
 
+@pytest.mark.slow
+def test_others_go_on_beside_a_run_that_is_stopped(nodes: Any, alone: dict[str, list[float]]) -> None:
+    stopped, other = launch_two(nodes, "there", "back")
+    gate(nodes).touch()
+    rank = stopped.wait_for(BEFORE + 2).rank("b")
+
+    def has_the_turn() -> bool:
+        os.kill(rank, signal.SIGSTOP)
+        if all(holds_b() for _ in range(2)):  # the first may be of before what it said last
+            return True
+        os.kill(rank, signal.SIGCONT)
+        return False
+
+    def holds_b() -> bool:
+        [jobs] = [listed.jobs for listed in shared_devices(nodes) if listed.device == "b/cpu:0"]
+        return any(job.holds for job in jobs if job.job == stopped.id)
+
+    stopped.until(has_the_turn)
+    other.until(lambda: any(job.is_late for job in jobs_of(nodes, stopped)))
+    other.more(5)
+    gate(nodes).unlink()
+    told = nodes.run_inside("ps", code=0).stdout
+    os.kill(rank, signal.SIGCONT)
+    gate(nodes).touch()
+    assert f"b/cpu:0 (fair): {stopped.id} is late" in told, told
+    for run, name in ((stopped, "there"), (other, "back")):
+        run.end()
+        assert losses(run) == alone[name]
+    assert [len(run.state["attempts"]) for run in (stopped, other)] == [1, 1]
+    assert left_of_state(nodes.state) == []
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_kill_keeps_the_other_from_no_turn(nodes: Any, alone: dict[str, list[float]], number: int) -> None:

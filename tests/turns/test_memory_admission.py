@@ -89,3 +89,17 @@ def test_a_job_too_large_for_the_device_is_refused() -> None:
     with pytest.raises(MismatchError, match=r"run/0 needs 3 GiB, and the device has 2"):
         admission.ask("run/0", MemoryNeed(2.5 * 2**30, 0.5 * 2**30))
     assert admission.there == ()
+
+
+def test_what_keeps_its_memory_beyond_its_turn_has_a_lane_of_its_own() -> None:
+    admission = MemoryAdmission(CAPACITY)
+    for name in "abc":
+        admission.ask(name, MemoryNeed(100.0, 300.0))
+    assert admission.let_in() == ("a", "b", "c")
+    assert admission.put_aside("a")
+    assert admission.used_bytes == 900.0
+    assert not admission.put_aside("b")
+    admission.ask("d", MemoryNeed(200.0))
+    assert admission.let_in() == ()
+    admission.take_back("a")
+    assert admission.let_in() == ("d",)

@@ -83,3 +83,31 @@ def test_memory_is_freed_before_anothers_turn_only_where_that_needs_it(tmp_path:
         for job in jobs.values():
             job.close()
     until(lambda: not arbiters(tmp_path), lambda: "the arbiter has not ended")
+
+
+def test_nobody_goes_on_beside_a_late_job_without_room_for_the_memory_that_it_keeps(tmp_path: Path) -> None:
+    late, other = opened(tmp_path, "late"), opened(tmp_path, "other")
+    took = threading.Event()
+
+    def take() -> None:
+        with other.turn():
+            took.set()
+
+    taker = threading.Thread(target=take)
+    try:
+        for job in (late, other):
+            job.enter(MemoryNeed(200.0, 500.0), CAPACITY, lambda _: None)
+        with late.turn():
+            taker.start()
+            until(
+                lambda: any(job.is_late for job in list_shared_devices(tmp_path)[0].jobs), lambda: "not late"
+            )
+            [waits] = [job for job in list_shared_devices(tmp_path)[0].jobs if job.job == "other"]
+            assert waits.waits_s is not None
+            assert not took.is_set()
+        assert took.wait(timeout=30)
+    finally:
+        taker.join()
+        for job in (late, other):
+            job.close()
+    until(lambda: not arbiters(tmp_path), lambda: "the arbiter has not ended")

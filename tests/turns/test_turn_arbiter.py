@@ -6,7 +6,7 @@ import pytest
 
 from skyctl.errors import InputError
 from skyctl.turns.turn_arbiter import TurnArbiter, TurnError
-from skyctl.turns.turn_policy import STARVE_S, TurnPolicy, parse_turns
+from skyctl.turns.turn_policy import LEAST_LATE_S, STARVE_S, TurnPolicy, parse_turns
 
 
 @pytest.mark.parametrize("text", ["fifo", "fair", "srtf", "pack", "priority=0", "priority=99"])
@@ -28,7 +28,7 @@ def ordered(arbiter: TurnArbiter, now: float) -> list[str]:
     while granted := arbiter.grant(now):
         for number in granted:
             order.append(arbiter.jobs[number].name)
-            arbiter.give(number)
+            arbiter.give(number, now)
     return order
 
 
@@ -61,7 +61,7 @@ def test_who_has_waited_long_goes_next(kind: str) -> None:
     assert arbiter.grant(0.0) == [first]
     arbiter.ask(last, 0.5)
     for now in (STARVE_S, STARVE_S + 0.5):
-        arbiter.give(first)
+        arbiter.give(first, now)
         arbiter.ask(first, now)
         granted = arbiter.grant(now)
         assert granted == ([first] if now < STARVE_S + 0.5 else [last])
@@ -74,7 +74,7 @@ def test_pack_holds_several_while_they_fit() -> None:
         arbiter.tell(number, None, demand)
         arbiter.ask(number, 0.0)
     assert arbiter.grant(0.0) == [0, 2, 3]
-    arbiter.give(0)
+    arbiter.give(0, 1.0)
     assert arbiter.grant(1.0) == []  # 0.5 + 0.6 > 1
     arbiter.close(2)
     assert arbiter.grant(1.0) == [1]
@@ -90,10 +90,10 @@ def test_pack_lets_others_pass_who_does_not_fit_until_it_has_waited_long() -> No
     arbiter.ask(large, 0.0)
     arbiter.ask(small, 1.0)
     assert arbiter.grant(1.0) == [small]
-    arbiter.give(small)
+    arbiter.give(small, STARVE_S)
     arbiter.ask(small, STARVE_S)
     assert arbiter.grant(STARVE_S) == []
-    arbiter.give(long)
+    arbiter.give(long, STARVE_S)
     assert arbiter.grant(STARVE_S) == [large]
 
 
@@ -120,12 +120,48 @@ def test_who_comes_later_is_owed_nothing() -> None:
     assert arbiter.grant(101.0) == [old]
 
 
+def test_who_keeps_a_wanted_turn_for_unusually_long_is_late_and_put_aside() -> None:
+    arbiter = TurnArbiter("fair")
+    slow, other = arbiter.open(0.0, "slow"), arbiter.open(0.0, "other")
+    now = 0.0
+    for turn in range(1, 4):  # its turns take 10 s, which is usual for it from the third one on
+        arbiter.ask(slow, now)
+        assert arbiter.grant(now) == [slow]
+        arbiter.ask(other, now)
+        arbiter.grant(now)
+        assert arbiter.late(now + LEAST_LATE_S - 0.1) == []
+        assert arbiter.late(now + LEAST_LATE_S) == [slow]
+        now += 10.0
+        arbiter.use(slow, 10.0 * turn, turn)
+        arbiter.give(slow, now)
+        assert arbiter.grant(now) == [other]
+        arbiter.use(other, 10.0 * turn, turn)
+        arbiter.give(other, now)
+    arbiter.ask(slow, now)
+    arbiter.grant(now)
+    assert arbiter.late(now + 100.0) == [], "nobody else wants the turn"
+    arbiter.ask(other, now + 50.0)
+    arbiter.grant(now + 50.0)
+    assert arbiter.late(now + 59.9) == []
+    assert arbiter.late(now + 61.0) == [slow]
+    arbiter.put_aside(slow, now + 61.0)
+    assert arbiter.grant(now + 61.0) == [other]
+    assert arbiter.late(now + 99.0) == [], "it was put aside already"
+    arbiter.use(other, 45.0, 4)
+    arbiter.use(slow, 1030.0, 4)  # of which others had the device for all but 11 s
+    arbiter.give(slow, now + 1000.0)
+    arbiter.ask(slow, now + 1000.0)
+    arbiter.give(other, now + 1000.0)
+    arbiter.ask(other, now + 1000.0)
+    assert arbiter.grant(now + 1000.0) == [slow]
+
+
 def test_what_a_job_cannot_do() -> None:
     arbiter = TurnArbiter("fair")
     number = arbiter.open(0.0, "a")
     arbiter.use(number, 1.0, 1)
     with pytest.raises(TurnError):
-        arbiter.give(number)
+        arbiter.give(number, 0.0)
     with pytest.raises(TurnError):
         arbiter.use(number, 0.5, 1)
     arbiter.ask(number, 0.0)

@@ -149,6 +149,27 @@ def test_a_dead_job_has_no_turn(start: Start) -> None:
     assert len(waiting.spans()) == 1
 
 
+def test_others_go_on_beside_a_job_that_is_stopped_in_its_turn(start: Start, tmp_path: Path) -> None:
+    holder, waiting = start(name="holder"), start(name="waiting")
+
+    def late() -> list[str]:
+        return [job.job for listed in list_shared_devices(tmp_path) for job in listed.jobs if job.is_late]
+
+    holder.begin(1, 2.0)
+    until(lambda: [job for job in list_shared_devices(tmp_path)[0].jobs if job.holds])
+    holder.process.send_signal(signal.SIGSTOP)
+    waiting.begin(3, 0.01)
+    assert len(waiting.spans()) == 3
+    assert late() == ["holder"]
+    holder.process.send_signal(signal.SIGCONT)
+    assert len(holder.spans()) == 1
+    for job in (holder, waiting):
+        job.begin(20, 0.01)
+    spans = [job.spans() for job in (holder, waiting)]
+    assert not overlap(*spans)
+    assert late() == []
+
+
 def test_a_job_outlives_arbiters(start: Start, tmp_path: Path) -> None:
     one, two = start(name="one"), start(name="two")
     one.begin(60, 0.01)

@@ -85,7 +85,9 @@ def _share_line(device: ListedMessage, job: ListedJob) -> str:
     from skyctl.compare.number_format import format_span
 
     now = "has the turn" if job.holds else "asks for none"
-    if job.waits_s is not None:
+    if job.is_late:
+        now = "is late: it keeps its turn for longer than is usual"
+    elif job.waits_s is not None:
         now = f"waits for {format_span(job.waits_s)}"
     elif job.place:
         now = f"waits for memory, as number {job.place}"

@@ -11,7 +11,7 @@ and need more than there is. So a large job may wait for as long as smaller ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skyctl.errors import MismatchError
@@ -37,6 +37,7 @@ class MemoryAdmission:
         self.capacity_bytes, self.lanes_are_shared = capacity_bytes, lanes_are_shared
         self._there: dict[str, MemoryNeed] = {}
         self._waiting: dict[str, MemoryNeed] = {}
+        self._aside: frozenset[str] = frozenset()
 
     @property
     def there(self) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ class MemoryAdmission:
     @property
     def used_bytes(self) -> float:
         """What those that are there may have together at most."""
-        return self._bytes_of(self._there.values())
+        return self._bytes_of(self._there)
 
     @property
     def is_tight(self) -> bool:
@@ -60,7 +61,7 @@ class MemoryAdmission:
         Raises:
             MismatchError: the device could not hold it even alone.
         """
-        alone = self._bytes_of([need])
+        alone = self._bytes_of({job_id: need})
         if alone > self.capacity_bytes:
             raise MismatchError(
                 f"{job_id} needs {alone / 2**30:.3g} GiB, "
@@ -79,12 +80,24 @@ class MemoryAdmission:
         """The job is gone, or waits no longer."""
         self._there.pop(job_id, None)
         self._waiting.pop(job_id, None)
+        self.take_back(job_id)
+
+    def put_aside(self, job_id: str) -> bool:
+        """The job keeps its ephemeral bytes while others have turns; False: there is no room for that."""
+        aside, self._aside = self._aside, self._aside | {job_id}
+        if self.used_bytes > self.capacity_bytes:
+            self._aside = aside
+        return job_id in self._aside
+
+    def take_back(self, job_id: str) -> None:
+        """The job keeps them no longer."""
+        self._aside -= {job_id}
 
     def let_in(self) -> tuple[str, ...]:
         """Lets in whoever fits, the first ones first; gives those."""
         came = []
         for job_id, need in list(self._waiting.items()):
-            if self._bytes_of([*self._there.values(), need]) <= self.capacity_bytes:
+            if self._bytes_of({**self._there, job_id: need}) <= self.capacity_bytes:
                 self._there[job_id] = self._waiting.pop(job_id)
                 came.append(job_id)
         return tuple(came)
@@ -93,8 +106,8 @@ class MemoryAdmission:
         """Its place among those that wait, from 1; 0: it does not wait."""
         return 1 + list(self._waiting).index(job_id) if job_id in self._waiting else 0
 
-    def _bytes_of(self, needs: Iterable[MemoryNeed]) -> float:
-        needs = list(needs)
-        ephemeral = [need.ephemeral_bytes for need in needs]
-        lanes = max(ephemeral, default=0.0) if self.lanes_are_shared else sum(ephemeral)
-        return sum(need.persistent_bytes for need in needs) + lanes
+    def _bytes_of(self, needs: Mapping[str, MemoryNeed]) -> float:
+        shared = [need.ephemeral_bytes for job_id, need in needs.items() if job_id not in self._aside]
+        own = [need.ephemeral_bytes for job_id, need in needs.items() if job_id in self._aside]
+        lanes = max(shared, default=0.0) if self.lanes_are_shared else sum(shared)
+        return sum(need.persistent_bytes for need in needs.values()) + lanes + sum(own)

@@ -32,8 +32,8 @@ class TurnArbiter:
 
     @property
     def holders(self) -> list[JobAccount]:
-        """Who has a turn."""
-        return [job for job in self.jobs.values() if job.holds]
+        """Who has a turn, without those that are late and were put aside."""
+        return [job for job in self.jobs.values() if job.holds and job.aside_s is None]
 
     def open(
         self,
@@ -73,12 +73,14 @@ class TurnArbiter:
             job.fair_s = max(job.fair_s, min(busy, default=0.0) - CREDIT_S)
         job.asked_at = now
 
-    def give(self, number: int) -> None:
+    def give(self, number: int, now: float) -> None:
         """The job gives its turn back. Raises TurnError."""
         job = self.jobs[number]
         if not job.holds:
             raise TurnError(f"job {job.name} gives a turn back that it does not have")
-        job.holds = False
+        if job.wanted_at is not None:
+            job.kept_s.append(now - job.wanted_at)
+        job.holds, job.wanted_at, job.aside_s = False, None, None
 
     def use(self, number: int, used_s: float, turns: int) -> None:
         """What the job has used of the device since its beginning. Raises TurnError where that is less."""
@@ -87,7 +89,8 @@ class TurnArbiter:
             raise TurnError(
                 f"job {job.name} says {used_s:g} s, {turns} turns after {job.used_s:g}, {job.turns}"
             )
-        job.fair_s += used_s - job.used_s
+        spent_s = used_s - job.used_s
+        job.fair_s += spent_s if job.aside_s is None else min(spent_s, job.aside_s)
         job.used_s, job.turns = used_s, turns
 
     def tell(self, number: int, remaining_s: float | None, demand: float | None) -> None:
@@ -112,7 +115,21 @@ class TurnArbiter:
             job.waited_s += now - job.asked_at
             job.asked_at, job.holds = None, True
             granted.append(job.number)
+        is_wanted = bool(self.waiting)
+        for job in self.jobs.values():
+            if job.holds and job.aside_s is None and (job.wanted_at is None or not is_wanted):
+                job.wanted_at = now if is_wanted else None
         return granted
+
+    def late(self, now: float) -> list[int]:
+        """Who keeps a wanted turn for longer than is usual, and was not put aside."""
+        return [job.number for job in self.holders if job.late_at <= now]
+
+    def put_aside(self, number: int, now: float) -> None:
+        """Others go on beside the late job's turn. What it takes from now on is not held against it."""
+        job = self.jobs[number]
+        assert job.wanted_at is not None
+        job.aside_s = now - job.wanted_at
 
     def _fits(self, job: JobAccount, now: float) -> bool:
         holders = self.holders

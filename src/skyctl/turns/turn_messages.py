@@ -160,6 +160,7 @@ class ListedJob:
         longest_wait_s: for a turn, of the waits that have ended under this arbiter.
         waits_s: of the wait for a turn under way; None: it does not wait.
         place: among those that wait for memory, from 1; 0: it does not.
+        is_late: it keeps a turn that others want for longer than is usual.
     """
 
     job: Label
@@ -170,6 +171,7 @@ class ListedJob:
     longest_wait_s: Seconds
     waits_s: Seconds | None = None
     place: Annotated[int, Within(0, 1 << 20)] = 0
+    is_late: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,21 @@
 Starvation bound: whoever has waited ``STARVE_S`` (30 s) goes next under every policy, the longest wait first.
 A turn that is under way is never cut short. So on a device of ``n`` jobs nobody waits for a turn longer than
 ``STARVE_S + n · (SLICE_S + a)``, where ``a`` is the longest action of any of them.
+
+A job may hang in its turn, or be stopped. So who keeps a wanted turn for longer than is usual for this job is
+*late*, and others go on beside it. Nobody can tell whether it computes yet. If it does, two compute at once:
+their actions take longer, and give the same. It ends the turn that it has when it can, and asks anew.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import deque
 from dataclasses import dataclass, field
 
 from skyctl.errors import InputError
+from skyctl.schedule.unusual_times import unusual_after_s
 
 STARVE_S = 30.0
 SLICE_S = 0.05
@@ -21,6 +28,10 @@ a millisecond for messages."""
 CREDIT_S = 1.0
 """So many device seconds at most a job is owed under FAIR: others' long actions while it waits for a message
 are made up for, hours in which it did not ask are not."""
+LEAST_LATE_S = 5.0
+"""Nobody is late before it has kept a wanted turn for so long."""
+LEAST_TURNS, KEPT_TURNS = 3, 64
+"""So many turns tell what is usual for a job; so many of the last ones are looked at."""
 FIFO, FAIR, SRTF, PACK, PRIORITY = "fifo", "fair", "srtf", "pack", "priority"
 MEASURE_S = 1.0
 """Before a job has had the device to use for so long, its demand counts as 1."""
@@ -64,6 +75,9 @@ class JobAccount:
         waited_s: seconds that it waited for turns, without the wait under way.
         turns: how many it had.
         longest_wait_s: of its waits that have ended.
+        wanted_at: since when others want the turn that it has; None: nobody does, or it has none.
+        kept_s: of its last turns that others wanted, so long it has kept each from then on.
+        aside_s: it is late and others go on; it had kept the turn for so long by then.
         asked_at: since when it waits, on the arbiter's clock; None: it does not.
         holds: it has a turn.
         remaining_s: device seconds that it says it needs yet; 0, so that it goes first, before it says so.
@@ -83,12 +97,23 @@ class JobAccount:
     holds: bool = False
     remaining_s: float = 0.0
     told_demand: float | None = None
+    wanted_at: float | None = field(default=None, init=False)
+    kept_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TURNS), init=False)
+    aside_s: float | None = field(default=None, init=False)
     fair_s: float = 0.0
     used_before_s: float = field(init=False)
     waited_before_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.used_before_s, self.waited_before_s = self.used_s, self.waited_s
+
+    @property
+    def late_at(self) -> float:
+        """From when on it keeps its turn for longer than is usual; infinite while nobody wants that."""
+        if self.wanted_at is None:
+            return math.inf
+        usual_s = unusual_after_s(self.kept_s) if len(self.kept_s) >= LEAST_TURNS else 0.0
+        return self.wanted_at + max(LEAST_LATE_S, usual_s)
 
     def demand(self, now: float) -> float:
         """The part of the device that it uses when not kept waiting: device seconds ÷ wall seconds."""

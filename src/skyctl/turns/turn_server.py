@@ -5,11 +5,15 @@ no turn from then on. A job that sends what is no request, or what it can't ask 
 
 After an arbiter has died, its jobs come to the next one, and some hold turns. So one whose first job returns
 gives no turn for ``RETURN_S``.
+
+A job that is late with its turn keeps its ephemeral bytes. Others go on beside it only if there is room for
+those next to their own, and else wait for it: memory that is not there would end somebody.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import selectors
 import socket
@@ -87,8 +91,11 @@ class TurnServer:
     def _timeout_s(self) -> float | None:
         if not self._by_number:
             return LOOK_S
-        left_s = self._grants_from - time.monotonic()
-        return left_s if left_s > 0.0 else None
+        assert self._arbiter is not None
+        now = time.monotonic()
+        times = (self._grants_from, *(job.late_at for job in self._arbiter.holders))
+        next_at = min((at for at in times if at > now), default=math.inf)
+        return None if next_at == math.inf else next_at - now
 
     def _end(self) -> bool:
         """Stops listening where nobody is just coming; False where somebody is."""
@@ -155,7 +162,8 @@ class TurnServer:
         else:
             arbiter.use(number, request.used_s, request.count)
             if isinstance(request, messages.GiveRequest):
-                arbiter.give(number)
+                arbiter.give(number, now)
+                self._room.take_back(str(number))
                 if request.asks:
                     arbiter.ask(number, now)
 
@@ -211,6 +219,9 @@ class TurnServer:
         arbiter, now = self._arbiter, time.monotonic()
         if arbiter is None or now < self._grants_from:
             return
+        for number in arbiter.late(now):
+            if self._room.put_aside(str(number)):
+                arbiter.put_aside(number, now)
         granted = arbiter.grant(now)
         wanted = bool(arbiter.waiting)
         for number in granted:
@@ -253,6 +264,7 @@ class TurnServer:
                     job.longest_wait_s,
                     None if job.asked_at is None else now - job.asked_at,
                     self._room.place(str(job.number)),
+                    job.late_at <= now,
                 )
                 for job in jobs
             ),

@@ -317,11 +317,11 @@ class _Player:
                 if not arbiter.waiting or self.now - stage.granted_at < self.slice_s - SAME_TIME_S:
                     stage.begin(self.now)
                     continue
-                arbiter.give(stage.number)
+                arbiter.give(stage.number, self.now)
             arbiter.ask(stage.number, self.now)
         for stage in device.idle_holders:
             if arbiter.waiting and self.now >= stage.idle_since + IDLE_S - SAME_TIME_S:
-                arbiter.give(stage.number)
+                arbiter.give(stage.number, self.now)
         for number in arbiter.grant(self.now):
             stage = device.stages[number]
             stage.granted_at = self.now
