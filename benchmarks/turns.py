@@ -4,10 +4,11 @@
 ``throughput_two_over_one``: actions of 16 ms of two equal jobs together ÷ those of one alone.
 ``kept_turn_us``: a turn that nobody else wants. ``fifo_over_srtf``: mean seconds to completion of a job of
 100 steps and five of 10 that come after 10, 20, … 50 steps; the trace's limit is 3. ``fair_*``: two jobs of
-unequal actions over 20 s. ``pack_makespan``: two jobs that wait for data half of the time, ÷ one after
-the other. ``opposite_longest_wait_s``: for a turn, of a pipeline of real ranks over 200 steps, while another
-one goes through the same three devices in opposite order until a rank of it is killed. Actions of the other
-parts are busy for a time that the clock says, as a device's are.
+unequal actions, and a run of two such ranks beside another run (``runs``), for 40 s. ``off``: how far a run's
+device seconds are from an equal part, at most, in any 20 s. ``pack_makespan``: two jobs that wait for data half
+of the time, ÷ one after the other. ``opposite_longest_wait_s``: for a turn, of a pipeline of real ranks over
+200 steps, while another one goes through the same three devices in opposite order until a rank of it is killed.
+Actions of the other parts are busy for a time that the clock says, as a device's are.
 Run: ``python benchmarks/turns.py``.
 """
 
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -39,12 +40,16 @@ from skyctl.turns.turn_simulation import PlacedPipeline, SharedRun, step_ends
 DEVICE = "here/cpu:0"
 STEP_S = 0.05
 PIPELINE_STEPS = 200
+FAIR_S, WINDOW_S = 40.0, 20.0
 Spans = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """A job of ``count`` actions of ``seconds``, each after ``gap_s``, from ``arrival_s`` to ``end_s``."""
+    """A job of ``count`` actions of ``seconds``, each after ``gap_s``, from ``arrival_s`` to ``end_s``.
+
+    ``run``: None: one of its own.
+    """
 
     turns: str
     seconds: float
@@ -52,6 +57,7 @@ class Load:
     arrival_s: float = 0.0
     gap_s: float = 0.0
     end_s: float = 1e9
+    run: str | None = None
 
 
 def main() -> None:
@@ -94,12 +100,33 @@ def _throughput() -> float:
 
 
 def _fair() -> dict[str, float]:
-    played = _play([Load("fair", seconds, end_s=20.0) for seconds in (0.016, 0.03)])
-    used = [sum(end - begin for begin, end in spans) for spans in played]
+    loads = [Load("fair", seconds, end_s=FAIR_S) for seconds in (0.016, 0.03)]
+    jobs = _play(loads)
+    used = [_used_s(spans, 0.0, FAIR_S) for spans in jobs]
+    ranks = _play([*(replace(load, run="of two") for load in loads), Load("fair", 0.02, end_s=FAIR_S)])
     return {
         "fair_jain": sum(used) ** 2 / (len(used) * sum(of_one**2 for of_one in used)),
-        "fair_least_over_most": min(used) / max(used),
+        "fair_off": _off(jobs),
+        "fair_runs_off": _off([sorted(ranks[0] + ranks[1]), ranks[2]]),
     }
+
+
+def _off(runs: Sequence[Spans]) -> float:
+    """At most, over all windows while all of them are there."""
+    first, last = max(spans[0][0] for spans in runs), min(spans[-1][1] for spans in runs)
+    begins = {
+        at for spans in runs for begin, end in spans for at in (begin, end, begin - WINDOW_S, end - WINDOW_S)
+    }
+    worst = 0.0
+    for begin in begins:
+        if first <= begin <= last - WINDOW_S:
+            used = [_used_s(spans, begin, begin + WINDOW_S) for spans in runs]
+            worst = max(worst, *(abs(of_one / mean(used) - 1.0) for of_one in used))
+    return worst
+
+
+def _used_s(spans: Spans, begin: float, end: float) -> float:
+    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in spans)
 
 
 def _short_jobs() -> dict[str, float]:
@@ -195,7 +222,7 @@ def _work(
     barrier.wait()
     start = time.monotonic()
     time.sleep(load.arrival_s)
-    turns = open_turns(load.turns, device=DEVICE, job_id=str(index), cache=cache)
+    turns = open_turns(load.turns, device=DEVICE, job_id=load.run or str(index), cache=cache)
     if parse_turns(load.turns).kind == "pack":
         turns.tell(demand=load.seconds / (load.seconds + load.gap_s))
     for done in range(load.count):

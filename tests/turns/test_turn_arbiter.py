@@ -156,6 +156,24 @@ def test_who_keeps_a_wanted_turn_for_unusually_long_is_late_and_put_aside() -> N
     assert arbiter.grant(now + 1000.0) == [slow]
 
 
+def test_ranks_of_a_run_have_together_what_another_run_has() -> None:
+    arbiter = TurnArbiter("fair")
+    ranks = [arbiter.open(0.0, name) for name in ("one", "two", "two")]
+    used = [0.0] * len(ranks)
+    for number in ranks:
+        arbiter.ask(number, 0.0)
+    for turn in range(400):
+        [number] = arbiter.grant(float(turn))
+        used[number] += (0.5, 0.9, 1.3)[number]
+        arbiter.use(number, used[number], turn)
+        arbiter.give(number, float(turn))
+        arbiter.ask(number, float(turn))
+    assert used[0] == pytest.approx(used[1] + used[2], rel=0.02)
+    assert min(used) > 0.0
+    late = arbiter.open(400.0, "two")
+    assert arbiter.jobs[late].fair_s == arbiter.jobs[1].fair_s
+
+
 def test_what_a_job_cannot_do() -> None:
     arbiter = TurnArbiter("fair")
     number = arbiter.open(0.0, "a")

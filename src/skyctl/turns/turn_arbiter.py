@@ -55,7 +55,7 @@ class TurnArbiter:
         number = self._opened
         self._opened += 1
         job = JobAccount(number, name, now, priority, used_s, waited_s, turns, holds=holds)
-        job.fair_s = min((other.fair_s for other in self.jobs.values()), default=0.0)
+        job.fair_s = min((other.fair_s for other in self._of_run(name) or self.jobs.values()), default=0.0)
         self.jobs[number] = job
         return number
 
@@ -70,7 +70,7 @@ class TurnArbiter:
             raise TurnError(f"job {job.name} asks for a turn, and has asked before")
         if self.kind == FAIR:  # who was away does not catch up on what it did not ask for
             busy = [other.fair_s for other in self.jobs.values() if other.holds or other.asked_at is not None]
-            job.fair_s = max(job.fair_s, min(busy, default=0.0) - CREDIT_S)
+            self._count(job.name, max(job.fair_s, min(busy, default=0.0) - CREDIT_S))
         job.asked_at = now
 
     def give(self, number: int, now: float) -> None:
@@ -90,7 +90,8 @@ class TurnArbiter:
                 f"job {job.name} says {used_s:g} s, {turns} turns after {job.used_s:g}, {job.turns}"
             )
         spent_s = used_s - job.used_s
-        job.fair_s += spent_s if job.aside_s is None else min(spent_s, job.aside_s)
+        counted_s = spent_s if job.aside_s is None else min(spent_s, job.aside_s)
+        self._count(job.name, job.fair_s + counted_s)
         job.used_s, job.turns = used_s, turns
 
     def tell(self, number: int, remaining_s: float | None, demand: float | None) -> None:
@@ -130,6 +131,14 @@ class TurnArbiter:
         job = self.jobs[number]
         assert job.wanted_at is not None
         job.aside_s = now - job.wanted_at
+
+    def _of_run(self, name: str) -> list[JobAccount]:
+        return [job for job in self.jobs.values() if job.name == name]
+
+    def _count(self, name: str, fair_s: float) -> None:
+        """FAIR counts a run's ranks on the device as one."""
+        for job in self._of_run(name):
+            job.fair_s = fair_s
 
     def _fits(self, job: JobAccount, now: float) -> bool:
         holders = self.holders

@@ -339,7 +339,7 @@ def open_turns(turns: str | None, *, device: str, job_id: str, cache: Path) -> D
     Args:
         turns: the policy, as the option's text.
         device: a name of it that all jobs on it use.
-        job_id: for people.
+        job_id: the run's: under fair its ranks on the device count as one.
         cache: the node's cache folder.
 
     Raises:

@@ -70,7 +70,7 @@ class JobAccount:
 
     Attributes:
         number: in the order in which jobs came.
-        name: the job's, for people.
+        name: its run's: jobs of one name are ranks of one run.
         used_s: device seconds that it used.
         waited_s: seconds that it waited for turns, without the wait under way.
         turns: how many it had.
@@ -82,7 +82,7 @@ class JobAccount:
         holds: it has a turn.
         remaining_s: device seconds that it says it needs yet; 0, so that it goes first, before it says so.
         told_demand: the part of the device, up to 1, that it says it uses; None: that is measured.
-        fair_s: device seconds as FAIR counts them: who comes or comes back owes and is owed nothing.
+        fair_s: its run's device seconds as FAIR counts them: who comes or comes back owes and is owed nothing.
     """
 
     number: int
