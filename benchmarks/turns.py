@@ -4,11 +4,11 @@
 ``throughput_two_over_one``: actions of 16 ms of two equal jobs together ÷ those of one alone.
 ``kept_turn_us``: a turn that nobody else wants. ``fifo_over_srtf``: mean seconds to completion of a job of
 100 steps and five of 10 that come after 10, 20, … 50 steps; the trace's limit is 3. ``fair_*``: two jobs of
-unequal actions, and a run of two such ranks beside another run (``runs``), for 40 s. ``off``: how far a run's
-device seconds are from an equal part, at most, in any 20 s. ``pack_makespan``: two jobs that wait for data half
-of the time, ÷ one after the other. ``opposite_longest_wait_s``: for a turn, of a pipeline of real ranks over
-200 steps, while another one goes through the same three devices in opposite order until a rank of it is killed.
-Actions of the other parts are busy for a time that the clock says, as a device's are.
+unequal actions, and a run of two such ranks beside another run (``runs``), for 40 s. ``off``: how far a
+run's device seconds are from an equal part, at most, in any 20 s. ``pack_makespan``: two jobs that wait for
+data half of the time, ÷ one after the other. ``opposite_longest_wait_s``: for a turn, of a pipeline of real
+ranks over 200 steps, while another one goes through the same three devices in opposite order until a rank of
+it is killed. Actions of the other parts are busy for a time that the clock says, as a device's are.
 Run: ``python benchmarks/turns.py``.
 """
 

@@ -279,6 +279,14 @@ def test_ps_shows_who_shares(nodes: Any) -> None:
     ]
     for device in told["shared"]:
         assert {job["job"] for job in device["jobs"]} == {run.id for run in runs}
+    planned = nodes.run_inside("plan", "train.py", *SIZES, *PLANS["there"], "--json", code=0)
+    document = json.loads(planned.stdout)
+    shared = document["shared_step"]
+    assert (shared["turns"], shared["beside"]) == ("fair", [run.id for run in reversed(runs)])
+    assert shared["step_s"] > shared["alone_s"] == document["predicted"]["iteration_s"]
+    assert f"by turns (fair) with {runs[1].id}, {runs[0].id} a step is predicted to take" in planned.stderr
+    (nodes.folder / "printed.json").write_text(planned.stdout)
+    nodes.run_inside("verify", "printed.json", code=0)
     assert "b/cpu:0 (fair): " in nodes.run_inside("ps", code=0).stdout
     assert json.loads(nodes.run_inside("ps", "--offline", "--json", code=0).stdout)["shared"] == []
     gate(nodes).touch()

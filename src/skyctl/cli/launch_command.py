@@ -372,6 +372,13 @@ def _train(
             limit=options.limit,
             output=options.output,
         )
+
+        def planned() -> Plan:
+            plan = options.check_elastic(out, make_plan(progress, sessions, request, loaded))
+            if options.turns is not None:
+                say_shared_step(out, plan, options.steps_wanted, options.turns, target.path)
+            return plan
+
         with new_run(
             target.cluster,
             sessions.sessions,
@@ -383,17 +390,7 @@ def _train(
             init_from=init,
         ) as run:
             measured = supervise_on_terminal(
-                out,
-                progress,
-                run,
-                lambda: say_shared_step(
-                    out,
-                    options.check_elastic(out, make_plan(progress, sessions, request, loaded)),
-                    options,
-                    target.path,
-                ),
-                yes=options.yes,
-                detach=options.detach,
+                out, progress, run, planned, yes=options.yes, detach=options.detach
             )
     show_outcome(out, run.run_id, measured)
     return run.run_id

@@ -33,6 +33,8 @@ from skyctl.cli.options import (
     WorkloadOptions,
 )
 from skyctl.cli.placement_options import PlacementOptions
+from skyctl.cli.run_options import DEFAULT_STEPS
+from skyctl.cli.shared_step import say_shared_step
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from skyctl.planning.steps_without import StepWithout
     from skyctl.records.plan import Plan
     from skyctl.records.profile import Profile
+    from skyctl.supervision.shared_devices import SharedStep
 
 TRAINERS = ("torchtitan", "megatron")
 MAX_PAIRS = 3
@@ -224,16 +227,21 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
         out.note(f"plan: {options.output}" + (" (not written: --dry-run)" if options.dry_run else ""))
     if workload is not None and exported is None:
         out.note(_next_step(options))
-    out.json(_document(result, without) if exported is None else exported.document())
+    shared = None
+    if profile is not None and exported is None:
+        shared = say_shared_step(out, result, DEFAULT_STEPS, None, options.load().path)
+    out.json(_document(result, without, shared) if exported is None else exported.document())
 
 
-def _document(plan: Plan, without: Sequence[StepWithout]) -> dict[str, object]:
-    """The plan's file, with what a step takes without each node where that is said."""
-    from skyctl.records.plan import WITHOUT
+def _document(plan: Plan, without: Sequence[StepWithout], shared: SharedStep | None) -> dict[str, object]:
+    """The plan's file, with what a step takes without each node, and next to other runs, if that is said."""
+    from skyctl.records.plan import SHARED_STEP, WITHOUT
 
     document = plan.model_dump(mode="json")
     if without:
         document[WITHOUT] = [asdict(step) for step in without]
+    if shared is not None:
+        document[SHARED_STEP] = asdict(shared)
     return document
 
 

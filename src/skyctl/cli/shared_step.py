@@ -1,4 +1,4 @@
-"""What is said before a run that takes turns: what a step is predicted to take next to other runs."""
+"""What is said of a step next to runs that take turns on the same devices."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from typing import TYPE_CHECKING
 from skyctl.cli.command_output import Output
 
 if TYPE_CHECKING:
-    from skyctl.cli.run_options import LaunchOptions
     from skyctl.records.plan import Plan
+    from skyctl.supervision.shared_devices import SharedStep
 
 
-def say_shared_step(out: Output, plan: Plan, options: LaunchOptions, cluster_file: Path) -> Plan:
-    """Says it where runs are under way on the plan's devices; gives the plan."""
-    if options.turns is None:
-        return plan
+def say_shared_step(
+    out: Output, plan: Plan, steps: int, turns: str | None, cluster_file: Path
+) -> SharedStep | None:
+    """Says and gives it where runs are under way on the plan's devices.
 
+    Args:
+        steps: how many it is to make.
+        turns: its policy, as the option has it; None: it takes turns as they do.
+    """
     from skyctl.compare.number_format import format_seconds
     from skyctl.supervision.run_status import list_runs
     from skyctl.supervision.shared_devices import sharing_runs, step_beside
 
     runs, _ = list_runs(every=False)
-    found = step_beside(
-        plan, options.steps_wanted, options.turns, str(cluster_file.absolute()), sharing_runs(runs)
-    )
-    if found is not None:
+    found = step_beside(plan, steps, turns, str(cluster_file.absolute()), sharing_runs(runs))
+    if found is None:
+        return None
+    others = f"by turns ({found.turns}) with {', '.join(found.beside)}"
+    if found.step_s is None:
+        out.note(f"{others} it is not known what a step takes while they run")
+    else:
         out.note(
-            f"by turns ({options.turns}) with {', '.join(found.beside)} a step is predicted to take "
-            f"{format_seconds(found.step_s)} while they run, alone {format_seconds(found.alone_s)}"
+            f"{others} a step is predicted to take {format_seconds(found.step_s)} while they run, "
+            f"alone {format_seconds(found.alone_s)}"
         )
-    return plan
+    return found

@@ -16,8 +16,9 @@ from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.stale_prediction import StalePrediction
 from skyctl.records.sync import RoutePrices, Sync, check_sync
 
-WITHOUT = "without"
-"""What ``plan --json`` says next to a plan and no file keeps: a step's time without each node."""
+WITHOUT, SHARED_STEP = "without", "shared_step"
+"""What ``plan --json`` says next to a plan and no file keeps: a step's time without each node, and next to
+runs that are under way."""
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
 
@@ -287,7 +288,7 @@ class Plan(FileRecord):
         """What ``plan --json`` prints is a plan's file, too."""
         if not isinstance(raw, dict):
             return raw
-        return {name: value for name, value in raw.items() if name != WITHOUT}
+        return {name: value for name, value in raw.items() if name not in (WITHOUT, SHARED_STEP)}
 
     @model_validator(mode="before")
     @classmethod

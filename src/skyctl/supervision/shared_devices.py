@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from skyctl.agent.message_fields import FieldError, read_fields
 from skyctl.errors import RecordError, SkyctlError
@@ -37,45 +37,51 @@ class SharedStep:
     """What a step of a run is predicted to take next to others, by the turns that they take.
 
     Attributes:
+        turns: the policy that it was predicted with.
         beside: the ids of the runs that are under way on the same devices.
-        step_s, alone_s: predicted seconds of a step next to them, and alone.
+        step_s: predicted seconds of a step next to them; None: updates of one of them are not synchronous,
+            or their policies do not agree.
+        alone_s: predicted seconds of a step alone.
     """
 
+    turns: str
     beside: tuple[str, ...]
-    step_s: float
+    step_s: float | None
     alone_s: float
 
 
 def step_beside(
-    plan: Plan, steps: int, turns: str, cluster_file: str, runs: Iterable[InspectedRun]
+    plan: Plan, steps: int, turns: str | None, cluster_file: str, runs: Iterable[InspectedRun]
 ) -> SharedStep | None:
-    """Predicts a run next to those that share its devices; None: there are none that can be predicted.
+    """Predicts a run next to those that share its devices; None: there are none.
 
     Args:
         steps: how many it is to make.
-        turns: its policy, as the option has it.
+        turns: its policy, as the option has it; None: as that of the newest of the others.
         cluster_file: runs of other cluster files may mean other machines by the same names.
         runs: those that share devices.
     """
-    own, policy = shared_run(plan, steps), parse_turns(turns)
-    if own is None:
-        return None
     devices = {stage.device for stage in plan.placed_stages}
-    others: dict[str, SharedRun] = {}
+    others: dict[str, SharedRun | None] = {}
+    policies: list[str] = [] if turns is None else [turns]
     for run in runs:
         paths, state = run.paths, run.state
         if state.cluster_file != cluster_file or not paths.newest_plan.is_file():
             continue
         played = read_record(Plan, paths.newest_plan)
-        asked = parse_turns(str(_turns(run)))
-        left = shared_run(played, max(1, (state.steps or 1) - state.step), priority=asked.priority)
-        if left is not None and devices & {stage.device for stage in played.placed_stages}:
-            others[paths.run_id] = left
+        if devices & {stage.device for stage in played.placed_stages}:
+            policies.append(str(_turns(run)))
+            steps_left = max(1, (state.steps or 1) - state.step)
+            others[paths.run_id] = shared_run(played, steps_left, priority=parse_turns(policies[-1]).priority)
     if not others:
         return None
-    in_order = [*others.values(), replace(own, priority=policy.priority)]  # it comes last
-    *_, step_s = shared_step_s(brief(in_order), policy.kind)
-    return SharedStep(tuple(others), step_s, plan.predicted.iteration_s)
+    policy = parse_turns(policies[0])
+    own = shared_run(plan, steps, priority=policy.priority)
+    in_order = [run for run in (*others.values(), own) if run is not None]  # it comes last
+    step_s = None
+    if len(in_order) > len(others) and {parse_turns(other).kind for other in policies} == {policy.kind}:
+        *_, step_s = shared_step_s(brief(in_order), policy.kind)
+    return SharedStep(policies[0], tuple(others), step_s, plan.predicted.iteration_s)
 
 
 def shared_devices(runs: Iterable[InspectedRun]) -> tuple[list[ListedMessage], list[str]]:

@@ -82,7 +82,7 @@ class JobAccount:
         holds: it has a turn.
         remaining_s: device seconds that it says it needs yet; 0, so that it goes first, before it says so.
         told_demand: the part of the device, up to 1, that it says it uses; None: that is measured.
-        fair_s: its run's device seconds as FAIR counts them: who comes or comes back owes and is owed nothing.
+        fair_s: its run's device seconds as FAIR counts them: who comes or comes back has no debt or credit.
     """
 
     number: int
