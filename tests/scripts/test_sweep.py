@@ -113,6 +113,15 @@ def test_each_trial_is_a_row_and_a_failed_one_no_end(sweep: Sweep) -> None:
     assert (best / "files" / "model.txt").read_text() == "1"
 
 
+def test_a_command_after_dashes_gets_the_folder_and_its_values_last(sweep: Sweep) -> None:
+    words = ("sweep", "--grid", "x=2,1", "--metric", "loss", "--json", "--", "python3", "trial.py")
+    found = json.loads(sweep.here.run(*words, f"--marks={sweep.marks}", code=0).stdout)
+    assert {trial["number"]: trial["value"] for trial in found["trials"]} == {1: 2.0, 2: 1.0}
+    assert found["best"]["number"] == 2
+    request = json.loads((sweep.folder / "sweep.json").read_text())
+    assert (request["script"]["kind"], "trial.py" in request["files"]) == ("command", True)
+
+
 def test_without_a_metric_nothing_is_best(sweep: Sweep) -> None:
     (sweep.here.folder / "trials.csv").write_text("x,steps\n1,1\n2,3\n")
     words = ("sweep", "trial.py", "--from", "trials.csv", "--per-device", "2", "--limit", "a", "--json")

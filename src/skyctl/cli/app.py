@@ -99,7 +99,7 @@ def _root(
 for _name, _function in COMMANDS.items():
     app.command(
         _name,
-        cls=ScriptCommand if _name == "run" else SkyctlCommand,
+        cls=ScriptCommand if _name in ("run", "sweep") else SkyctlCommand,
         epilog=format_examples(_name),
         context_settings={"allow_interspersed_args": _name != "run"},
     )(_function)

@@ -107,7 +107,7 @@ class SkyctlCommand(TyperCommand):
 
 
 class ScriptCommand(SkyctlCommand):
-    """A command whose options end with its first word: all that follows is the script's own."""
+    """A command that runs a script or a command of the user's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer's; the context's ``meta`` says whether ``--`` stood before the first word."""

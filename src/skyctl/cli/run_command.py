@@ -23,7 +23,7 @@ from skyctl.cli.options import (
     YesOption,
 )
 from skyctl.cli.run_options import HoldOption
-from skyctl.cli.script_words import SCRIPT_SUFFIXES, find_script, read_environment, shipped_words
+from skyctl.cli.script_words import ScriptSourceOptions, read_environment, shipped_words
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +32,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptOptions(ConnectionOptions, ClusterOptions):
+class ScriptOptions(ScriptSourceOptions, ConnectionOptions, ClusterOptions):
     """All options of ``run``; they stand before the script, whose own come after it."""
 
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="Run a module of this folder: python -m MODULE.")
-    ] = False
     per_node: Annotated[
         str | None,
         typer.Option(
@@ -65,25 +62,10 @@ class ScriptOptions(ConnectionOptions, ClusterOptions):
             "let all ranks finish together.",
         ),
     ] = None
-    ship: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ship",
-            metavar="NAME",
-            help="Send only this file or folder of this folder, repeatable; default: all of it that "
-            ".gitignore and .skyctlignore leave, with a command after -- its program.",
-        ),
-    ] = None
     workdir: Annotated[
         str | None,
         typer.Option(
             "--workdir", metavar="DIR", help="Work in this folder of the nodes; nothing is sent then."
-        ),
-    ] = None
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", metavar="NAME=VALUE", help="A variable for every rank; NAME alone: as it is here."
         ),
     ] = None
     output: Annotated[
@@ -108,15 +90,6 @@ class ScriptOptions(ConnectionOptions, ClusterOptions):
         int,
         typer.Option("--max-restarts", min=0, metavar="N", help="Start all ranks anew after one has failed."),
     ] = 0
-    stall: Annotated[
-        float,
-        typer.Option(
-            "--stall",
-            min=0,
-            metavar="SECONDS",
-            help="End ranks that all have neither printed nor used a processor for so long; 0: never.",
-        ),
-    ] = 1800.0
     master_port: Annotated[
         int | None,
         typer.Option(
@@ -153,12 +126,9 @@ def run(
     {world_size}, {node} and {node_rank} are replaced as well; {{ is a brace.
     The folder that you are in is sent to the nodes, where each rank works in a copy of it.
     """
-    if not words:
-        raise InputError(
-            "what is to be run? give a SCRIPT, -m MODULE, or -- COMMAND",
-            hint="skyctl run train.py --lr 0.1: options of the script come after it",
-        )
-    kind = _kind(words, options, after_dashes=bool(context.meta.get(AFTER_DASHES)))
+    after_dashes, is_there = bool(context.meta.get(AFTER_DASHES)), options.workdir is not None
+    words = words or []
+    kind = options.kind("run", words, after_dashes=after_dashes, is_there=is_there)
     target = options.load()
 
     def request_with(counted: Mapping[str, int]) -> ScriptRequest:
@@ -169,21 +139,6 @@ def run(
         return
     uncounted = uncounted_nodes(options.per_node, target.cluster)
     _run(out, target, request_with, uncounted, options)
-
-
-def _kind(words: Sequence[str], options: ScriptOptions, *, after_dashes: bool) -> ScriptKind:
-    """Whether a file, a module or a command is to be run. Raises InputError where it is not there."""
-    first = words[0]
-    if options.module:
-        return "module"
-    if after_dashes and not first.endswith(SCRIPT_SUFFIXES):
-        return "command"
-    if find_script(first, is_there=options.workdir is not None):
-        return "script"
-    raise InputError(
-        f"{first} is no Python file",
-        hint=f"a module: skyctl run -m {first}; any other command: skyctl run -- {' '.join(words)}",
-    )
 
 
 def make_request(

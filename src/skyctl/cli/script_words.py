@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from skyctl.errors import InputError
 
@@ -13,6 +16,70 @@ if TYPE_CHECKING:
     from skyctl.records.script_request import ScriptKind
 
 SCRIPT_SUFFIXES = (".py", ".pyc", ".pyz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSourceOptions:
+    """What is run, what is sent for it, and when it counts as hanging."""
+
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="Run a module of this folder: python -m MODULE.")
+    ] = False
+    ship: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ship",
+            metavar="NAME",
+            help="Send only this file or folder of this folder, repeatable; default: all of it that "
+            ".gitignore and .skyctlignore leave; `skyctl run -- COMMAND` sends its program.",
+        ),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME=VALUE", help="A variable for every process; NAME alone: as it is here."
+        ),
+    ] = None
+    stall: Annotated[
+        float,
+        typer.Option(
+            "--stall",
+            min=0,
+            metavar="SECONDS",
+            help="End a run or a trial of which no process has printed or used a processor for so long; "
+            "0: never.",
+        ),
+    ] = 1800.0
+
+    def kind(
+        self, command: str, words: Sequence[str], *, after_dashes: bool, is_there: bool = False
+    ) -> ScriptKind:
+        """Whether a file, a module or a command is to be run.
+
+        Args:
+            command: which of ours is to run it.
+            after_dashes: ``--`` stood before the first word.
+            is_there: nodes have the file, and it need not be here.
+
+        Raises:
+            InputError: there is no such file, or nothing was given.
+        """
+        if not words:
+            raise InputError(
+                "what is to be run? give a SCRIPT, -m MODULE, or -- COMMAND",
+                hint=f"skyctl {command} --help has examples",
+            )
+        if self.module:
+            return "module"
+        if after_dashes and not words[0].endswith(SCRIPT_SUFFIXES):
+            return "command"
+        if find_script(words[0], is_there=is_there):
+            return "script"
+        typed = f"skyctl {command}"
+        raise InputError(
+            f"{words[0]} is no Python file",
+            hint=f"a module: {typed} -m {words[0]}; any other command: {typed} -- {' '.join(words)}",
+        )
 
 
 def find_script(word: str, *, is_there: bool = False) -> bool:

@@ -12,9 +12,10 @@ import typer
 
 from skyctl.cli.command_output import Output, format_count
 from skyctl.cli.command_runner import command
+from skyctl.cli.mistyped_words import AFTER_DASHES
 from skyctl.cli.option_values import complete_choices, require_choice
 from skyctl.cli.options import ClusterOptions, ConnectionOptions, DryRunOption
-from skyctl.cli.script_words import find_script, read_environment, shipped_words
+from skyctl.cli.script_words import ScriptSourceOptions, read_environment, shipped_words
 from skyctl.errors import InputError, MismatchError
 
 if TYPE_CHECKING:
@@ -64,12 +65,9 @@ class TrialOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(TrialOptions, ConnectionOptions, ClusterOptions):
+class SweepOptions(TrialOptions, ScriptSourceOptions, ConnectionOptions, ClusterOptions):
     """All options of ``sweep``."""
 
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="Run a module of this folder: python -m MODULE.")
-    ] = False
     metric: Annotated[
         str | None,
         typer.Option(
@@ -106,27 +104,6 @@ class SweepOptions(TrialOptions, ConnectionOptions, ClusterOptions):
     per_device: Annotated[
         int, typer.Option("--per-device", min=1, max=100, metavar="K", help="Trials that share a device.")
     ] = 1
-    ship: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ship", metavar="NAME", help="Send only this file or folder beside the script. Repeatable."
-        ),
-    ] = None
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", metavar="NAME=VALUE", help="A variable for every trial; NAME alone: as it is here."
-        ),
-    ] = None
-    stall: Annotated[
-        float,
-        typer.Option(
-            "--stall",
-            min=0,
-            metavar="SECONDS",
-            help="End a trial that has neither printed nor used a processor for so long; 0: never.",
-        ),
-    ] = 1800.0
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="SWEEP", help="Run what of that sweep has not ended well."),
@@ -137,11 +114,12 @@ class SweepOptions(TrialOptions, ConnectionOptions, ClusterOptions):
 @command
 def sweep(
     out: Output,
+    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SCRIPT|-m MODULE [-- ARGS]",
-            help="A Python file or module; after -- its own arguments.",
+            metavar="SCRIPT|-m MODULE [-- ARGS]|-- COMMAND",
+            help="A Python file or module, after -- its own arguments; or any command after --.",
             show_default=False,
         ),
     ] = None,
@@ -167,10 +145,11 @@ def sweep(
         target = clusters.load()
         devices = find_devices(target.cluster)
         return _run(out, target, folder, request, devices, options)
+    kind = options.kind("sweep", words or (), after_dashes=bool(context.meta.get(AFTER_DASHES)))
     trials, space = _trials(options)
     folder, target = SweepFolder.new(), options.load()
     devices = find_devices(target.cluster)
-    request = _request(folder.sweep_id, words or (), options, target, devices, len(trials), space)
+    request = _request(folder.sweep_id, kind, words or (), options, target, devices, len(trials), space)
     if options.dry_run:
         _show_trials(out, trials, devices, request)
         return None
@@ -209,6 +188,7 @@ def _trials(options: SweepOptions) -> tuple[list[Parameters], Mapping[str, Choic
 
 def _request(
     sweep_id: str,
+    kind: ScriptKind,
     words: Sequence[str],
     options: SweepOptions,
     target: ClusterTarget,
@@ -221,10 +201,6 @@ def _request(
     from skyctl.records.script_request import ScriptRequest
     from skyctl.records.sweep import STOP_RULES, SWEEP_MODES, SweepRequest
 
-    if not words:
-        raise InputError("what is to be run? give a SCRIPT, or -m MODULE", hint="its own arguments: after --")
-    if not options.module and not find_script(words[0]):
-        raise InputError(f"{words[0]} is no Python file", hint=f"a module: skyctl sweep -m {words[0]}")
     for flag, given, needed, other in (
         ("--mode", options.mode, "--metric", options.metric),
         ("--stop", options.stop, "--metric", options.metric),
@@ -232,8 +208,7 @@ def _request(
     ):
         if given is not None and other is None:
             raise InputError(f"{flag} goes with {needed}, which is not given")
-    kind: ScriptKind = "module" if options.module else "script"
-    script_folder, words, ship = shipped_words(kind, words, options.ship or ())
+    sent_folder, words, ship = shipped_words(kind, words, options.ship or ())
     return SweepRequest(
         sweep_id=sweep_id,
         created=timestamp(),
@@ -242,8 +217,8 @@ def _request(
         script=ScriptRequest(
             kind=kind,
             words=tuple(words),
-            folder=str(script_folder),
-            ship=tuple(ship),
+            folder=str(sent_folder or Path.cwd()),
+            ship=tuple(ship) if options.ship else (),
             env=read_environment(options.env or ()),
             ranks={device.node: 1 for device in devices},
             stall_s=options.stall,
