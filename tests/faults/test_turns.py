@@ -130,8 +130,9 @@ def launch_two(nodes: Any, first: str, second: str, turns: str = "fair", steps: 
 def test_runs_that_share_all_nodes(nodes: Any, alone: dict[str, list[float]], first: str, turns: str) -> None:
     runs = launch_two(nodes, first, "back", turns)
     gate(nodes).touch()
+    told = [run.end().stderr for run in runs]
+    assert f"by turns ({turns}) with {runs[0].id} a step is predicted to take" in told[1]
     for run, name in zip(runs, (first, "back"), strict=True):
-        run.end()
         assert losses(run) == alone[name]
     assert left_of_state(nodes.state) == []
     assert not after_a_moment(lambda: shared_devices(nodes))
