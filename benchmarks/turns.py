@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ DEVICE = "here/cpu:0"
 STEP_S = 0.05
 PIPELINE_STEPS = 200
 FAIR_S, WINDOW_S = 40.0, 20.0
+BEGIN_S = 300.0
+"""Six ranks may take so long to import torch."""
 Spans = list[tuple[float, float]]
 
 
@@ -167,11 +170,16 @@ def _longest_wait_s(killed: int) -> float:
     driver = worker_driver()
     parts = [Part(devices, ((0.01, 0.02),) * 3, 3) for devices in ("abc", "cba")]
     waits: list[float] = []
+    gate = threading.Barrier(len(parts))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pools = [driver.Pool(3, folder) for _ in parts]
+        for pool in pools:
+            pool.stall_s = BEGIN_S
 
         def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:
+            if event["event"] == "ready" and rank == 2:
+                gate.wait(BEGIN_S)
             if (event["event"], rank) != ("step", 0):
                 return
             if pool is pools[killed] and event["step"] == PIPELINE_STEPS // 4:
