@@ -42,7 +42,6 @@ class Simulation:
 
     Args:
         stages: so many ranks, one after another, are a pipeline.
-        is_hasty: who is left out ends at once, and some of what it has said last is lost.
     """
 
     def __init__(
@@ -54,9 +53,7 @@ class Simulation:
         has_witness: bool = False,
         is_dynamic: bool = False,
         stages: int = 1,
-        is_hasty: bool = False,
     ) -> None:
-        self.is_hasty = is_hasty
         self.stages, self.has_witness, self.is_dynamic = stages, has_witness, is_dynamic
         self.pipelines = {rank: rank - rank % stages for rank in range(members)}
         self.firsts: dict[int, dict[int, bool]] = defaultdict(dict)
@@ -107,6 +104,13 @@ class Simulation:
     def kill(self, rank: int) -> None:
         self.dead.add(rank)
 
+    def leave(self, rank: int) -> None:
+        """It ends: of what it has sent to each of the others, the last messages may never come."""
+        self.kill(rank)
+        for (sender, _to), queue in self.lines.items():
+            for _ in range(self.draw.randint(0, len(queue)) if sender == rank else 0):
+                queue.pop()
+
     def cut_line(self, one: int, other: int) -> None:
         self.cut.add(frozenset((one, other)))
 
@@ -142,6 +146,9 @@ class Simulation:
                 if gone and nothing_comes and (rank, other) not in self.noticed and other != rank:
                     choices.append(partial(self._notice, rank, other))
             choices += self._work_choices(rank)
+            agreement = self.members[rank].agreement
+            if agreement.is_left_out or agreement.is_cut_off or agreement.drifted:
+                choices.append(partial(self.leave, rank))
         if not choices or self.draw.random() < 0.1:
             choices.append(self._beat)
         return choices
@@ -273,9 +280,3 @@ class Simulation:
                 agreement.handle(rank, message)
             elif to not in self.dead:
                 self.lines[(rank, to)].append(message)
-        if agreement.is_left_out and self.is_hasty and rank not in self.dead:
-            self.kill(rank)
-            for (sender, _), queue in self.lines.items():
-                if sender == rank:
-                    for _ in range(self.draw.randint(0, len(queue))):
-                        queue.pop()

@@ -464,14 +464,14 @@ class Agreement:
         if generation.number <= self.generation.number:
             return
         before, self.generation = self.generation, generation
+        for rank in sorted({*before.members, *generation.members} - self._lost - {self.rank}):
+            self._send(rank, Chosen(generation))  # who has told this rank may leave before it tells the others
         self._round, self._asked, self._votes = None, None, {}
         self._edges, self._unsettled, self._in_trouble, self.is_cut_off = set(), set(), False, False
         for rank in generation.members:
             self._waiting.pop(rank, None)
             self._knocking.discard(rank)
             self._pipelines.setdefault(rank, rank)
-        for rank in sorted({*before.members, *generation.members} - self._lost - {self.rank}):
-            self._send(rank, Chosen(generation))  # who has said so first may have left before all heard it
         if self.rank not in generation.members:
             self.is_left_out = True
             return
