@@ -2,6 +2,7 @@
 
 Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes.
 Seeds take the forms of plans in turn (``tests/helpers/forms.py``; ``--form``: one only); a quarter encrypts.
+Half of those whose form has several pipelines that sum each step are elastic: nodes leave and enter in it.
 A run is well where it ends with an error that names a node, or with the losses of an undisturbed one (finite
 ones where its form can't have those after such faults); where each attempt was begun for something that names
 a node; where nothing of it is left, and nothing was waited for without a word for more than 15 s. Each seed's
@@ -41,6 +42,8 @@ EVERY = ("--checkpoint-every", "5")
 """Of undisturbed runs, too: forms settle what they put off wherever a checkpoint is written."""
 ENCRYPTED = 0.25
 """Of the seeds."""
+ELASTIC, ELASTIC_FORMS = 0.5, ("data", "hybrid")
+"""Of the seeds with these forms."""
 BACKENDS = ("skyctl", "gloo")
 """What carries tensors, as ``launch --backend`` is told."""
 DOCUMENT = lab.ROOT / "docs" / "faults.md"
@@ -66,6 +69,12 @@ def form_of(seed: int) -> str:
 def encrypted(seed: int) -> bool:
     """Whether a seed's run passes all through TLS."""
     return random.Random(f"{seed} encrypted").random() < ENCRYPTED
+
+
+def elastic(seed: int, form: str, carrier: str) -> bool:
+    """Whether a seed's run goes on in the step in which it loses a node."""
+    drawn = random.Random(f"{seed} elastic").random() < ELASTIC
+    return drawn and form in ELASTIC_FORMS and carrier == "skyctl"
 
 
 def play(
@@ -224,8 +233,10 @@ def run_seeds(
                     seed = mine.pop(0)
                     figures = {"seed": seed, "backend": name, "form": its, "steps": steps, "over": carrier}
                     figures["encrypted"] = carrier == "skyctl" and encrypted(seed)
+                    figures["elastic"] = elastic(seed, its, carrier)
                     strikes = draw(seed, name, steps, faults, kinds)
                     words = ("--encrypt",) if figures["encrypted"] else ("--backend", carrier)
+                    words += ("--elastic",) if figures["elastic"] else ()
                     figures |= play(where, steps, strikes, *words, verbose=verbose)
                     record.parent.mkdir(parents=True, exist_ok=True)
                     with record.open("a") as file:

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from chaos import _undisturbed_steps, backend_of, form_of, noticed
+from chaos import ELASTIC_FORMS, _undisturbed_steps, backend_of, elastic, form_of, noticed
 from tests.helpers.forms import FORMS
 
 
@@ -15,6 +15,16 @@ def test_every_form_is_struck_here_and_in_a_lab() -> None:
     assert {(form_of(seed), backend_of(seed)) for seed in seeds} == set(
         itertools.product(FORMS, ("lab", "local"))
     )
+
+
+def test_what_sums_each_step_is_struck_with_and_without_elastic_here_and_in_a_lab() -> None:
+    drawn = {
+        (form, backend_of(seed), elastic(seed, form, "skyctl"))
+        for seed in range(1, 101)
+        if (form := form_of(seed)) in ELASTIC_FORMS
+    }
+    assert drawn == set(itertools.product(ELASTIC_FORMS, ("lab", "local"), (False, True)))
+    assert not any(elastic(seed, "data", "gloo") or elastic(seed, "rounds", "skyctl") for seed in range(100))
 
 
 @pytest.mark.parametrize(("needs", "held"), [(None, 0), (1, 40), (2, 20), (3, 10)])
