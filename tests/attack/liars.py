@@ -49,13 +49,15 @@ def honest_losses(three: Skyctl) -> list[float]:
     return runs.losses_of(three.run("launch", "plan.json", *calm))
 
 
-def lie_in_a_run(three: Skyctl, over: Over, lie: str, plan: str = "plan.json") -> tuple[runs.Run, str]:
+def lie_in_a_run(
+    three: Skyctl, over: Over, lie: str, plan: str = "plan.json", *more: str
+) -> tuple[runs.Run, str]:
     """A run with checkpoints in which the liar tells that lie, to its end, and what its command said.
 
-    One that does not end in time is stopped.
+    One that does not end in time is stopped. ``more``: options of its ``launch``.
     """
     write_cluster(three.folder, lie)
-    words = ("--steps", str(STEPS), "--checkpoint-every", "3", "--json", *over.words)
+    words = ("--steps", str(STEPS), "--checkpoint-every", "3", "--json", *over.words, *more)
     run = runs.launch(three, plan, *words)
     try:
         err = run.end(timeout_s=LIMIT_S).stderr
