@@ -10,13 +10,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from tests.helpers.processes import until
 from tests.worker.sums import connected
 
 from skyctl.errors import RunError
 from skyctl.worker.elastic.membership import Membership
 from skyctl.worker.elastic.witness import QuorumWitness
-from skyctl.worker.member_messages import Accept, Chosen, Generation, MemberMessage, Prepare
+from skyctl.worker.member_messages import Accept, Chosen, Generation, MemberMessage, Prepare, StatePart
 from skyctl.worker.peer import Peer
 from skyctl.worker.rank_events import WitnessAskedEvent
 
@@ -134,3 +135,23 @@ def test_those_that_are_left_go_on_together_or_end(unheard: set[int], has_witnes
     else:
         assert errors.keys() == {2, 3}
         assert "are not more than half of 4 members" in errors[2]
+
+
+def test_members_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may have torch alone."""
+
+    def is_not_there(_tensor: torch.Tensor) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", is_not_there)
+    parts: dict[int, bytes] = {}
+    with connected(ALL_PAIRS, 4) as ends:
+        members = Members(ends, has_witness=False)
+        members[3]._on_part = lambda rank, _part, data: parts.update({rank: data})
+        for one in members:
+            one.start()
+        try:
+            assert members[0].send_part(3, StatePart(0, None, 3), b"abc")
+            until(lambda: parts == {0: b"abc"}, patience_s=LIMIT_S)
+        finally:
+            members.close()

@@ -190,11 +190,11 @@ class MemberLines:
                 if nbytes:
                     peer.recv(text, _TEXT_TAG).wait()
                 message = read_message(peer, bytes(text.tolist())) if nbytes else None
-                data = torch.empty(message.bytes if isinstance(message, StatePart) else 0, dtype=torch.uint8)
-                if data.numel():
-                    peer.recv(data, _DATA_TAG).wait()
+                data = bytearray(message.bytes if isinstance(message, StatePart) else 0)
+                if data:
+                    peer.recv(torch.frombuffer(data, dtype=torch.uint8), _DATA_TAG).wait()
                 self._arrivals[rank].note(time.monotonic(), is_message=nbytes > 0)
-                self._received(rank, message, data.numpy().tobytes())
+                self._received(rank, message, bytes(data))
         except RunError as exc:
             if isinstance(exc, PeerProtocolError):  # nobody else says why that rank is left out
                 print(f"{exc.message}: it is left out", file=sys.stderr, flush=True)
