@@ -465,7 +465,7 @@ class Agreement:
             return
         before, self.generation = self.generation, generation
         for rank in sorted({*before.members, *generation.members} - self._lost - {self.rank}):
-            self._send(rank, Chosen(generation))  # who has told this rank may leave before it tells the others
+            self._send(rank, Chosen(generation))  # who told this one may leave before it tells all
         self._round, self._asked, self._votes = None, None, {}
         self._edges, self._unsettled, self._in_trouble, self.is_cut_off = set(), set(), False, False
         for rank in generation.members:
