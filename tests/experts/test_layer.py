@@ -33,10 +33,10 @@ def slow(module: skyctl.Experts, tokens: Tensor, alive: Sequence[bool]) -> tuple
         scores = [(module.gate.weight[number] * token).sum() for number in range(count)]
         total = sum(score.exp() for score in scores)
         mean = [m + score.exp() / total / len(tokens) for m, score in zip(mean, scores, strict=True)]
-        chosen = sorted(range(count), key=lambda number: -float(scores[number].detach()))[: module.top_k]
-        for number in chosen:
+        ranked = sorted(range(count), key=lambda number: -float(scores[number].detach()))
+        living = [number for number in ranked if alive[number]][: module.top_k]
+        for number in living:
             share[number] += 1 / module.top_k / len(tokens)
-        living = [number for number in chosen if alive[number]]
         output = torch.zeros_like(token)
         for number in living:
             weight = scores[number].exp() / sum(scores[other].exp() for other in living)
@@ -73,21 +73,52 @@ def test_equals_a_loop_over_tokens_and_experts(mask: list[int]) -> None:
     )
 
 
-def test_the_dead_get_no_tokens_and_tokens_that_nobody_answers_are_dropped() -> None:
+def test_the_dead_are_not_chosen() -> None:
     module = layer(experts=4, top_k=1)
     tokens = torch.randn(5, 8, WIDTH, dtype=torch.float64)
     module(tokens)
     whole = module.counts
     assert (sum(whole), module.dropped) == (40, 0)
     module.alive = (True, False, True, True)
-    output = module(tokens)
-    assert module.counts == (whole[0], 0, *whole[2:])
-    assert module.dropped == whole[1] > 0
-    assert int((output == 0).all(-1).sum()) == module.dropped
+    module(tokens)
+    assert (sum(module.counts), module.counts[1], module.dropped) == (40, 0, 0)
     module.alive = [True] * 4
     assert module.alive == (True,) * 4
     module(tokens)
     assert module.counts == whole
+
+
+class Silent:
+    """Experts elsewhere, some of which do not answer."""
+
+    def __init__(self, module: skyctl.Experts, answering: Sequence[bool]) -> None:
+        self.module, self.answering = module, answering
+
+    def __call__(self, tokens: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[bool]]:
+        parts = [
+            self.module.experts[number](part) if answers else torch.zeros_like(part)
+            for number, (part, answers) in enumerate(
+                zip(tokens.split(list(counts)), self.answering, strict=True)
+            )
+        ]
+        return torch.cat(parts), self.answering
+
+
+def test_the_softmax_goes_over_those_that_answer_and_a_token_that_nobody_answers_is_dropped() -> None:
+    module = layer(experts=4, top_k=2)
+    tokens = torch.randn(40, WIDTH, dtype=torch.float64)
+    answering = (True, False, False, True)
+    module.dispatch = Silent(module, answering)
+    output = module(tokens)
+    wanted = torch.zeros_like(tokens)
+    for row, token in enumerate(tokens):
+        scores = module.gate(token)
+        chosen = [number for number in scores.topk(2).indices.tolist() if answering[number]]
+        for number, weight in zip(chosen, scores[chosen].softmax(-1), strict=True):
+            wanted[row] += weight * module.experts[number](token)
+    assert torch.allclose(output, wanted, rtol=0, atol=1e-9)
+    assert module.dropped == int((wanted == 0).all(-1).sum()) > 0
+    assert sum(module.counts) == 80
 
 
 def test_without_tokens() -> None:

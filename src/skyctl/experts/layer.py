@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,33 @@ from torch.nn import functional as F  # noqa: N812 - the field's name
 from skyctl.errors import WorkloadError
 
 
+class Dispatch(Protocol):
+    """Gives tokens to experts, wherever these are."""
+
+    def __call__(self, tokens: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[bool]]:
+        """The experts' answers, and by expert whether it has answered; rows of those that have not are zero.
+
+        Args:
+            tokens: [sum(counts), features], those of each expert together, in the experts' order.
+            counts: by expert, how many are its.
+        """
+
+
 class Experts(nn.Module):
     """A layer of experts: a gate sends each token to ``top_k`` of them, and adds up what they give.
 
-    The gate is linear, and the softmax goes over the chosen experts that live. Its ``state_dict`` has
-    ``gate.weight`` and each expert's own names behind ``experts.N.``. Input and output are [..., features];
-    each vector of the last dimension is a token.
+    The gate is linear and chooses among the experts that live. The softmax goes over the chosen ones that
+    answer. Its ``state_dict`` has ``gate.weight`` and each expert's own names behind ``experts.N.``. Input and
+    output are [..., features]; each vector of the last dimension is a token.
 
     After a forward, ``counts`` has the tokens that each expert was sent, ``dropped`` the number of tokens of
-    which no chosen expert lives, and ``balance_loss`` the balance loss. A dropped token's output is zero. An
-    expert that was sent no token is not called, and gets no gradient.
+    which no chosen expert answered, and ``balance_loss`` the balance loss. A dropped token's output is zero.
+    An expert that was sent no token is not called, and gets no gradient.
 
     ``balance_loss`` is a scalar with a gradient for the gate: experts · Σ fᵢ · Pᵢ. Here fᵢ is the share of
     choices that fell on expert i, and Pᵢ its mean probability over all experts. It is the loss of Switch
     Transformer (arXiv 2101.03961, equation 4), for several choices as in GShard (arXiv 2006.16668). It is 1
-    for an even load, and counts what the gate chose, living or not. A workload's ``loss`` sees only outputs.
+    for an even load, and counts what the gate chose, answered or not. A workload's ``loss`` sees only outputs.
     So a layer that holds experts must pass it on as part of its value, as in ``return y,
     self.experts.balance_loss``. Each microbatch has its own, so it depends on their number.
 
@@ -38,6 +50,9 @@ class Experts(nn.Module):
         experts: how many there are.
         top_k: how many of them each token is sent to.
         jitter: in training, the gate's input is multiplied by random factors from 1 - jitter to 1 + jitter.
+
+    Attributes:
+        dispatch: gives tokens to experts that are elsewhere; None: they are computed here.
 
     Raises:
         WorkloadError: a number is out of range, or ``make`` gives no module; in a forward: the input has
@@ -67,12 +82,13 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(_made(make, number) for number in range(experts))
         self.counts: tuple[int, ...] = (0,) * experts
         self.dropped = 0
+        self.dispatch: Dispatch | None = None
         self._alive: Tensor | None = None
         self._balance_loss: Tensor | None = None
 
     @property
     def alive(self) -> tuple[bool, ...]:
-        """By expert, whether it answers. Set it to such a sequence before a forward; all answer at first.
+        """By expert, whether it may be chosen. Set it to such a sequence before a forward; all live at first.
 
         Raises:
             WorkloadError: it has another length, or says that none answers.
@@ -108,55 +124,64 @@ class Experts(nn.Module):
             raise WorkloadError(f"Experts takes [..., {self.features}], it is given {list(inputs.shape)}")
         tokens = inputs.reshape(-1, self.features)
         scores = self.gate(self._jittered(tokens))
-        best, chosen = scores.topk(self.top_k, dim=-1)
-        self._balance_loss = _balance_loss(scores, chosen)
-        weights, answers = self._weights(best, chosen)
+        lives = scores.new_ones(len(self.experts), dtype=torch.bool)
+        if self._alive is not None:
+            lives = self._alive.to(scores.device)
+        best, chosen = scores.masked_fill(~lives, -torch.inf).topk(self.top_k, dim=-1)
+        answers = lives[chosen]
+        self._balance_loss = _balance_loss(scores, chosen, answers)
 
-        # Choices by expert, those that nobody answers last.
+        # Choices by expert; behind them those of the dead, where fewer live than are chosen.
         flat = chosen.reshape(-1).masked_fill(~answers.reshape(-1), len(self.experts))
         order = flat.argsort(stable=True)
-        *counts, unanswered = torch.bincount(flat, minlength=len(self.experts) + 1).tolist()
-        sent = tokens[(order // self.top_k)[: len(order) - unanswered]]
-        parts = [
-            self._answer(number, part)
-            for number, part in enumerate(torch.split(sent, counts))
-            if counts[number]
-        ]
-        answered = torch.cat([*parts, tokens.new_zeros(unanswered, self.features)])
+        *counts, unsent = torch.bincount(flat, minlength=len(self.experts) + 1).tolist()
+        sent = tokens[(order // self.top_k)[: len(order) - unsent]]
+        answered, answering = (self.dispatch or self._compute)(sent, counts)
+        if not all(answering):
+            answers = answers & torch.tensor(answering, device=chosen.device)[chosen]
+        answered = torch.cat([answered, tokens.new_zeros(unsent, self.features)])
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         each = answered[back].view(-1, self.top_k, self.features)
         self.counts = tuple(counts)
-        self.dropped = int((~answers.any(-1)).sum()) if unanswered else 0
-        return (each * weights.unsqueeze(-1)).sum(1).view(inputs.shape)
+        self.dropped = int((~answers.any(-1)).sum())
+        return (each * _weights(best, answers).unsqueeze(-1)).sum(1).view(inputs.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the balance loss: its graph can't be copied."""
-        return {**self.__dict__, "_balance_loss": None}
+        """Without the balance loss and the dispatch: graphs and connections can't be copied."""
+        return {**self.__dict__, "_balance_loss": None, "dispatch": None}
 
     def _jittered(self, tokens: Tensor) -> Tensor:
         if not self.jitter or not self.training:
             return tokens
         return tokens * torch.empty_like(tokens).uniform_(1 - self.jitter, 1 + self.jitter)
 
-    def _weights(self, best: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each choice, its weight, and whether its expert answers: both [tokens, k]."""
-        if self._alive is None:
-            return best.softmax(-1), torch.ones_like(chosen, dtype=torch.bool)
-        answers = self._alive.to(chosen.device)[chosen]
-        masked = best.masked_fill(~answers, -torch.inf)
-        masked = masked.masked_fill(~answers.any(-1, keepdim=True), 0.0)  # a softmax of none is not a number
-        return masked.softmax(-1) * answers, answers
+    def _compute(self, tokens: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[bool]]:
+        parts = torch.split(tokens, list(counts))
+        answers = [
+            expert_answer(self.experts[number], number, part)
+            for number, part in enumerate(parts)
+            if counts[number]
+        ]
+        return torch.cat(answers) if answers else tokens, (True,) * len(counts)
 
-    def _answer(self, number: int, tokens: Tensor) -> Tensor:
-        answer = self.experts[number](tokens)
-        if isinstance(answer, Tensor) and (answer.shape, answer.dtype) == (tokens.shape, tokens.dtype):
-            return answer
-        raise WorkloadError(
-            f"expert {number} ({type(self.experts[number]).__name__}) gives {_described(answer)} for "
-            f"{_described(tokens)}",
-            hint="an expert must give the shape and dtype that it is given",
-        )
+
+def expert_answer(expert: nn.Module, number: int, tokens: Tensor) -> Tensor:
+    """What an expert gives for tokens [tokens, features].
+
+    Args:
+        number: what to call it in an error.
+
+    Raises:
+        WorkloadError: it gives another shape or dtype.
+    """
+    answer = expert(tokens)
+    if isinstance(answer, Tensor) and (answer.shape, answer.dtype) == (tokens.shape, tokens.dtype):
+        return answer
+    raise WorkloadError(
+        f"expert {number} ({type(expert).__name__}) gives {_described(answer)} for {_described(tokens)}",
+        hint="an expert must give the shape and dtype that it is given",
+    )
 
 
 def _made(make: Callable[..., nn.Module], number: int) -> nn.Module:
@@ -172,9 +197,19 @@ def _made(make: Callable[..., nn.Module], number: int) -> nn.Module:
     return expert
 
 
-def _balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:
+def _weights(best: Tensor, answers: Tensor) -> Tensor:
+    """Of each choice, its weight among those of the token that answer; [tokens, k] as both arguments."""
+    if bool(answers.all()):
+        return best.softmax(-1)
+    masked = best.masked_fill(~answers, -torch.inf)
+    masked = masked.masked_fill(~answers.any(-1, keepdim=True), 0.0)  # a softmax of none is not a number
+    return masked.softmax(-1) * answers
+
+
+def _balance_loss(scores: Tensor, chosen: Tensor, living: Tensor) -> Tensor:
+    """``living``: of each choice, whether it is one; where fewer live than are chosen, some are none."""
     count = scores.shape[-1]
-    share = F.one_hot(chosen, count).sum((0, 1)) / max(1, chosen.numel())
+    share = (F.one_hot(chosen, count) * living.unsqueeze(-1)).sum((0, 1)) / max(1, chosen.numel())
     mean = scores.softmax(-1).sum(0) / max(1, len(scores))
     return count * (share * mean).sum()
 
