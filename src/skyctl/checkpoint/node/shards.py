@@ -69,7 +69,7 @@ class ShardStamp:
         return {"format": SHARD_FORMAT, "version": str(SHARD_VERSION), **own}
 
 
-def check_stamp(path: Path, metadata: Mapping[str, str], wanted: ShardStamp) -> None:
+def check_stamp(path: Path | str, metadata: Mapping[str, str], wanted: ShardStamp) -> None:
     """Checks that a file is the wanted shard; only the run may be another.
 
     Raises:
@@ -149,6 +149,14 @@ class StageState:
             WorkloadError: some of its state can't be saved; says what and why.
             SkyctlError: the disk is full or not writable.
         """
+        return safetensors.save(path, *self.collect(position, stamp), mode=0o600)
+
+    def collect(self, position: int, stamp: ShardStamp) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What a layer's shard holds: its tensors, which are the layer's own, and its metadata.
+
+        Raises:
+            WorkloadError: some of its state can't be saved; says what and why.
+        """
         layer = self._layers[position]
         tensors: dict[str, Tensor] = {}
         extra = self._model(layer, tensors, stamp, self._left_out[position])
@@ -168,8 +176,7 @@ class StageState:
                     hint=_UNSUPPORTED_HINT,
                 )
         plain = {"extra": extra, "optimizer": states, "options": options}
-        metadata = stamp.to_metadata() | {key: json.dumps(value) for key, value in plain.items()}
-        return safetensors.save(path, tensors, metadata, mode=0o600)
+        return tensors, stamp.to_metadata() | {key: json.dumps(value) for key, value in plain.items()}
 
     def read(self, position: int, path: Path, stamp: ShardStamp) -> None:
         """Restores a layer and its optimizer from a shard.
@@ -177,12 +184,29 @@ class StageState:
         Raises:
             RecordError: the shard is damaged, or of another layer, model, dtype or seed.
         """
-        layer = self._layers[position]
         header = safetensors.read_header(path)
         check_stamp(path, header.metadata, stamp)
-        tensors = safetensors.load(path)
+        self.restore(position, safetensors.load(path), header.metadata, stamp, str(path))
+
+    def restore(
+        self,
+        position: int,
+        tensors: dict[str, Tensor],
+        metadata: Mapping[str, str],
+        stamp: ShardStamp,
+        source: str,
+    ) -> None:
+        """Restores a layer and its optimizer from what its shard holds.
+
+        Args:
+            source: what to call the shard in an error.
+
+        Raises:
+            RecordError: it does not fit the layer.
+        """
+        layer = self._layers[position]
         try:
-            plain = {key: json.loads(header.metadata[key]) for key in ("extra", "optimizer", "options")}
+            plain = {key: json.loads(metadata[key]) for key in ("extra", "optimizer", "options")}
             with torch.no_grad():
                 self._restore_model(layer, tensors, plain["extra"], self._left_out[position])
                 self._restore_optimizer(layer, tensors, plain["optimizer"], plain["options"])
@@ -190,10 +214,10 @@ class StageState:
                     for name, momentum in _strip_prefix(tensors, OUTER_PREFIX).items():
                         self._outer.restore_momentum(layer.get_parameter(name), momentum)
         except RecordError as exc:
-            raise RecordError(f"{path}: {exc.message}", hint=exc.hint) from exc
+            raise RecordError(f"{source}: {exc.message}", hint=exc.hint) from exc
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as exc:
             raise RecordError(
-                f"{path} does not fit layer {stamp.layer} ({stamp.name}): {' '.join(str(exc).split())[:400]}"
+                f"{source} does not fit layer {stamp.layer} ({stamp.name}): {' '.join(str(exc).split())[:400]}"
             ) from exc
 
     def _model(

@@ -1,0 +1,94 @@
+"""What of a run's experts is not said by its plan: masks, calls that failed, experts that came back. Pure.
+
+With the record of each of its ranks a run is made again as it was, to the same losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyctl.agent.message_fields import FieldError, Index, read_fields, write_fields
+from skyctl.errors import InputError
+from skyctl.experts.answers import MaskRecord
+
+
+@dataclass(frozen=True)
+class ExpertMove:
+    """An expert has come back after its host was lost.
+
+    Attributes:
+        step: the first one that it is there in again.
+        copied: so many steps were done when its copy was made.
+        host: the place of its new host; None: the rank computes it itself.
+    """
+
+    step: Index
+    layer: Index
+    expert: Index
+    copied: Index
+    host: Index | None = None
+
+
+@dataclass(frozen=True)
+class _Written:
+    masks: Mapping[str, Any]
+    forwards: Mapping[int, tuple[Index, ...]]
+    backwards: Mapping[int, tuple[Index, ...]]
+    moves: tuple[ExpertMove, ...]
+
+
+class StepRecord:
+    """The record of one rank. A call has a number in its step, in the order in which the rank makes them.
+
+    Attributes:
+        forwards, backwards: by step, the calls that brought nothing back.
+        moves: in the order in which they were made.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[str, MaskRecord] = {}
+        self.forwards: dict[int, list[int]] = {}
+        self.backwards: dict[int, list[int]] = {}
+        self.moves: list[ExpertMove] = []
+
+    def note_mask(self, name: str, step: int, alive: Sequence[bool]) -> None:
+        """The mask of a layer of experts in a step. Raises InputError where the step had another."""
+        self._masks.setdefault(name, MaskRecord(len(alive))).note(step, alive)
+
+    def mask(self, name: str, step: int) -> tuple[bool, ...]:
+        """That mask. Raises InputError where none is recorded."""
+        if name not in self._masks:
+            raise InputError(f"no mask is recorded of the experts {name}")
+        return self._masks[name].mask(step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, for ``from_dict``."""
+        return {
+            "masks": {name: record.to_dict() for name, record in self._masks.items()},
+            "forwards": {str(step): calls for step, calls in self.forwards.items()},
+            "backwards": {str(step): calls for step, calls in self.backwards.items()},
+            "moves": [write_fields(move) for move in self.moves],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Any) -> StepRecord:
+        """Reads what ``to_dict`` gave.
+
+        Raises:
+            InputError: it is nothing that ``to_dict`` gives.
+        """
+        try:
+            if not isinstance(values, dict):
+                raise FieldError(f"{type(values).__name__} is no record")
+            written = _Written(**read_fields(_Written, values, exact=True))
+        except FieldError as exc:
+            raise InputError(f"a record of experts can't be read: {exc}") from None
+        record = cls()
+        for name, masks in written.masks.items():
+            record._masks[name] = MaskRecord.from_dict(masks if isinstance(masks, dict) else {})
+        record.forwards = {step: list(calls) for step, calls in written.forwards.items()}
+        record.backwards = {step: list(calls) for step, calls in written.backwards.items()}
+        record.moves = list(written.moves)
+        return record

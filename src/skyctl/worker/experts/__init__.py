@@ -1,0 +1,1 @@
+"""Experts on other machines: the process that holds them, and the ranks that use them."""
