@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from skyctl.agent.message_fields import (
     AnyNumber,
@@ -284,6 +284,7 @@ class RankResult:
     ``weights``, ``trace``: its files on the node; None where none was asked for. ``steps``: those done.
     ``ended_by``: the rank that told it that the run ends; None: nobody but the launcher has.
     ``stopped_early``: this rank has ended the run, as validations were no better (``Recipe.patience``).
+    ``experts``: what it has seen of experts on hosts (``experts.trunk_experts``); None: it has none there.
     """
 
     kind: ClassVar[str] = "result"
@@ -293,6 +294,7 @@ class RankResult:
     peak_memory_bytes: Bytes | None = None
     ended_by: Index | None = None
     stopped_early: bool = False
+    experts: Any = None
 
 
 RankEvent = (

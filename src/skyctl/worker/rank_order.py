@@ -25,6 +25,7 @@ from skyctl.agent.message_fields import (
     Within,
 )
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.worker.experts.expert_orders import ExpertsOrder
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -374,6 +375,7 @@ class RankOrder:
         replicas: None: nobody else holds its layers.
         elastic: None: where a rank is lost, all of them end.
         turns: None: it computes whenever it can.
+        experts: hosts hold the experts of its layers; None: it computes them itself.
     """
 
     kind: ClassVar[str] = "rank"
@@ -408,6 +410,7 @@ class RankOrder:
     best: BestValidation | None = None
     elastic: ElasticOrder | None = None
     turns: TurnsOrder | None = None
+    experts: ExpertsOrder | None = None
 
     @property
     def is_first(self) -> bool:

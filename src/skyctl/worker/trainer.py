@@ -30,6 +30,8 @@ from skyctl.worker.checkpointer import (
 )
 from skyctl.worker.elastic.elastic_rank import ElasticRank, check_elastic
 from skyctl.worker.elastic.elastic_steps import ElasticBatches, ElasticSteps
+from skyctl.worker.experts.expert_check import check_expert_order, check_expert_modules
+from skyctl.worker.experts.trunk_experts import TrunkExperts
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, stage_group_tag
 from skyctl.worker.pipeline.executor import Executor
@@ -90,6 +92,7 @@ class Trainer:
         self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
         self._elastic: ElasticRank | None = None
+        self._experts: TrunkExperts | None = None
         self._turns: DeviceTurns | NoTurns = NO_TURNS
         self._stop_requested = self._is_out_of_patience = False
         first, _ = order.microbatch_range
@@ -114,6 +117,7 @@ class Trainer:
         torch.manual_seed(self._spec.seed)
         ring = order.sync.ring if order.sync is not None else None
         check_elastic(order)
+        check_expert_order(order)
         may_change = order.elastic is not None
         world = self._world = World(
             order.world, ring, self._link, self._device, self._recorder, may_change=may_change
@@ -134,12 +138,19 @@ class Trainer:
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
         scheduler = self._make_scheduler(parameters, optimizer)
+        if order.experts is not None:
+            check_expert_modules(stage.layers, self._start, self._workload.shared_parameters)
+            self._experts = TrunkExperts(
+                order.experts, stage.layers, self._start, self._workload, optimizer, scheduler.options
+            )
         if is_root(order):
             self._root_weights = RootWeights(stage.layers, self._workload.optimizer, self._make_scheduler)
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
         self._progress.phase = CONNECT_PHASE
         end_offer()
         world.connect()
+        if self._experts is not None:
+            self._experts.connect(order.run_id, order.world.tls, first_step)
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
         tag = stage_group_tag(len(batches.streamed_sizes))
         stages = self._stages = StageGroup(world.neighbours, tag, self._progress)
@@ -164,6 +175,8 @@ class Trainer:
         """Saves the weights; returns the result of ``rank.main``."""
         order = self._order
         self._progress.phase = "saving the weights"
+        if self._experts is not None:
+            self._experts.fetch()
         rank, folder = order.world.rank, self._channel.folder
         return {
             "weights": self._save_weights(stage, folder / f"weights-{rank}.safetensors"),
@@ -171,6 +184,7 @@ class Trainer:
             "peak_memory_bytes": peak_memory_bytes(self._device),
             "steps": steps_done,
             "ended_by": order.world.before if executor.is_told_to_end else self._ended_by,
+            "experts": self._experts.figures() if self._experts is not None else None,
             "stopped_early": self._is_out_of_patience and order.is_first and steps_done < order.steps,
         }
 
@@ -202,6 +216,8 @@ class Trainer:
         close_replicas()
         if self._elastic is not None:
             self._elastic.close()
+        if self._experts is not None:
+            self._experts.close()
         if self._world is not None:
             self._world.close()
         for sums in (self._rule, self._average):
@@ -497,7 +513,10 @@ class Trainer:
             is_only_pipeline=self._batches.is_only_pipeline,
             best=self._order.best,
             turns=self._turns,
+            experts=self._experts,
         )
+        if self._experts is not None:
+            executor.before_repeat = self._experts.begin_again
         self._progress.phase = "the first step"
         batches: Prefetcher | ElasticBatches = Prefetcher(sketcher)
         if self._elastic is not None and isinstance(executor.rule, ElasticSteps):

@@ -13,6 +13,7 @@ import torch
 from skyctl.agent.task_events import to_message
 from skyctl.turns.turn_client import NO_TURNS, DeviceTurns, NoTurns
 from skyctl.worker.checkpointer import Checkpointer
+from skyctl.worker.experts.trunk_experts import TrunkExperts
 from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.pipeline.validation import Validator
@@ -71,6 +72,7 @@ class TrainingLoop:
         is_first: whether it is this rank that validates now; None: whoever has a validator does.
         best: the best validation so far.
         turns: of the device, which is told what is left to do.
+        experts: on hosts; None: there are none.
         is_out_of_patience: the run ends with the next step, as no validation was better for too long.
     """
 
@@ -90,6 +92,7 @@ class TrainingLoop:
     is_first: Callable[[], bool] | None = None
     best: BestValidation | None = None
     turns: DeviceTurns | NoTurns = NO_TURNS
+    experts: TrunkExperts | None = None
     is_out_of_patience: bool = False
 
     def run(self, batches: BatchReader, first_step: int, steps: int) -> int:
@@ -102,12 +105,16 @@ class TrainingLoop:
         began = time.perf_counter()
         for step in range(first_step, steps):
             self.seeder.step = step
+            if self.experts is not None:
+                self.experts.begin(step)
             report = maker.step(
                 step,
                 batches.get,
                 stop_requested=self._stop_requested,
                 while_waiting=batches.prefetch if step + 1 < steps else lambda: None,
             )
+            if self.experts is not None:
+                self.experts.end()
             ended = time.perf_counter()
             self.turns.tell_progress(step + 1 - first_step, steps - first_step)
             last = step + 1 == steps
@@ -168,6 +175,8 @@ class TrainingLoop:
     def _save_checkpoint(self, step: int, *, best: bool) -> None:
         assert self.checkpointer is not None
         self.executor.progress.phase = f"the checkpoint after step {step}"
+        if self.experts is not None:
+            self.experts.fetch()
         self.send(to_message(self.checkpointer.write(step + 1, best=best)))
         self.maker.reset_residuals()
 

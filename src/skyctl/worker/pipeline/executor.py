@@ -45,6 +45,7 @@ class Executor:
         progress: told what it is doing, and when it waits.
         is_told_to_end: the stage before has said that the run ends.
         recorder: told what was done when, where a trace is wanted.
+        before_repeat: called before the step's microbatches are made again.
     """
 
     stage: PipelineStage
@@ -61,6 +62,7 @@ class Executor:
     batch_size: int | None = None
     is_told_to_end: bool = False
     recorder: TraceRecorder | None = None
+    before_repeat: Callable[[], None] = _do_nothing
     _losses: list[Tensor] = field(default_factory=list)
     _while_waiting: Callable[[], None] = _do_nothing
 
@@ -112,6 +114,7 @@ class Executor:
         self._run_microbatches(step, batch, report, stop_requested)
         while self.rule.finish(step, report):
             report.repeats += 1
+            self.before_repeat()
             self._run_microbatches(step, batch, report, stop_requested)
         if self.is_last:
             report.loss = self.loss
