@@ -22,28 +22,26 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 SURE_S = 120.0
 """Nothing is late in tests that are not about it."""
-FAIL_EVERY = "SKYCTL_TEST_FAIL_EVERY"
-"""To a host: one call in so many is not done, as its numbers have it."""
 
 
 class Host:
-    """One process; ``port`` once it listens."""
+    """One process, which is a host for one order after the other."""
 
-    def __init__(self, order: ExpertHostOrder, folder: Path, env: Mapping[str, str]) -> None:
-        self.node = order.node
+    def __init__(self, folder: Path) -> None:
         self._ours, theirs = socket.socketpair()
         module = ["-W", "error", "-m", "tests.worker.expert_hosts"]
-        with (folder / f"{order.node}.log").open("w") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, *module, str(theirs.fileno()), str(folder)],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-                cwd=Path(__file__).parents[2],
-                stderr=log,
-            )
+        self.popen = subprocess.Popen(
+            [sys.executable, *module, str(theirs.fileno()), str(folder)],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2],
+        )
         theirs.close()
         self._file = self._ours.makefile("rwb", buffering=0)
-        write_frame(self._file, {"payload": write_order(order)})
+
+    def start(self, order: ExpertHostOrder, fail_every: int = 0) -> None:
+        """It is to be that host. ``fail_every``: of one call in so many the answer is lost."""
+        write_frame(self._file, {"payload": write_order(order), "fail_every": fail_every})
 
     def listen(self) -> int:
         """The port on which it listens."""
@@ -52,17 +50,40 @@ class Host:
         assert frame[0]["event"] == "listening", frame[0]
         return int(frame[0]["port"])
 
-    def close(self) -> None:
-        """Ends it, and says how it ended."""
-        with suppress(OSError):
+    def stop(self) -> None:
+        """It is no host any more."""
+        with suppress(OSError, EOFError):
             write_frame(self._file, {"op": "stop"})
-        self._ours.close()
+            frame = read_frame(self._file)
+            assert frame is None or frame[0]["event"] == "result", frame[0]
+
+    def kill(self) -> None:
+        """It is gone, as it is."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.popen.kill()
+        self.popen.wait()
         self._file.close()
-        try:
-            self.popen.wait(20.0)
-        finally:
-            self.popen.kill()
-            self.popen.wait()
+        self._ours.close()
+
+
+class HostPool:
+    """So many processes for hosts."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._hosts = [Host(folder) for _ in range(count)]
+
+    def take(self, count: int) -> list[Host]:
+        """So many of them."""
+        return self._hosts[:count]
+
+    def close(self) -> None:
+        """Ends them all."""
+        for host in self._hosts:
+            host.close()
 
 
 class Hosts:
@@ -70,7 +91,6 @@ class Hosts:
 
     Args:
         holders: by layer, of each expert the place of its host.
-        hosts: how many there are.
         options: fields of every rank's ``ExpertsOrder``.
     """
 
@@ -78,37 +98,31 @@ class Hosts:
         self,
         orders: Sequence[RankOrder],
         holders: Mapping[int, Sequence[int]],
-        hosts: int,
-        folder: Path,
-        env: Mapping[str, str] | None = None,
+        hosts: Sequence[Host],
+        fail_every: int = 0,
         **options: Any,
     ) -> None:
-        first = orders[0]
+        first, self.hosts = orders[0], hosts
         layers = {
             order.world.rank: tuple(n for n in range(*order.layers) if n in holders) for order in orders
         }
-        self.hosts = [
-            Host(
-                ExpertHostOrder(
-                    run_id="test",
-                    node=f"host-{place}",
-                    device="cpu:0",
-                    threads=1,
-                    slowdown=1.0,
-                    address="127.0.0.1",
-                    trunks={rank: held for rank, held in layers.items() if held},
-                    secrets={rank: f"{place} of {rank}" for rank, held in layers.items() if held},
-                    workload=first.workload,
-                    recipe=first.recipe,
-                    steps=first.steps,
-                    tls=first.world.tls,
-                ),
-                folder,
-                env or {},
+        for place, host in enumerate(hosts):
+            order = ExpertHostOrder(
+                run_id="test",
+                node=f"host-{place}",
+                device="cpu:0",
+                threads=1,
+                slowdown=1.0,
+                address="127.0.0.1",
+                trunks={rank: held for rank, held in layers.items() if held},
+                secrets={rank: f"{place} of {rank}" for rank, held in layers.items() if held},
+                workload=first.workload,
+                recipe=first.recipe,
+                steps=first.steps,
+                tls=first.world.tls,
             )
-            for place in range(hosts)
-        ]
-        self.ports = [host.listen() for host in self.hosts]
+            host.start(order, fail_every)
+        self.ports = [host.listen() for host in hosts]
         led: set[int] = set()
         self.orders: list[RankOrder] = []
         for order in orders:
@@ -138,34 +152,37 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         for host in self.hosts:
-            host.close()
+            host.stop()
 
 
-def _fail_some(every: int) -> None:
+def _failing(every: int, done: Any) -> Any:
     from skyctl.experts.host_messages import NotDone
     from skyctl.schedule.seeds import splitmix64
-    from skyctl.worker.experts.expert_host import ExpertHost
 
-    for name in ("_forward", "_backward"):
-        done = getattr(ExpertHost, name)
+    def some(self: Any, trunk: Any, request: Any, tensors: Any) -> Any:
+        answer = done(self, trunk, request, tensors)
+        if splitmix64(request.call) % every == 0:
+            return NotDone(request.call, "its answer is lost"), ()
+        return answer
 
-        def some(self: Any, trunk: Any, request: Any, tensors: Any, done: Any = done) -> Any:
-            if splitmix64(request.call) % every == 0:
-                return NotDone(request.call, "it does not do this one"), ()
-            return done(self, trunk, request, tensors)
-
-        setattr(ExpertHost, name, some)
+    return some
 
 
 def _child(descriptor: int, folder: Path) -> None:
     from skyctl.worker.experts import host_task
+    from skyctl.worker.experts.expert_host import ExpertHost
 
-    if every := int(os.environ.get(FAIL_EVERY, "0")):
-        _fail_some(every)
+    names = ("_forward", "_backward")
+    whole = {name: getattr(ExpertHost, name) for name in names}
     channel = TaskChannel(socket.socket(fileno=descriptor), folder, folder)
-    received = channel.recv()
-    assert received is not None
-    host_task.main(received[0]["payload"], channel)
+    while True:
+        received = channel.recv()
+        assert received is not None
+        for name, done in whole.items():
+            every = received[0]["fail_every"]
+            setattr(ExpertHost, name, _failing(every, done) if every else done)
+        host_task.main(received[0]["payload"], channel)
+        channel.send({"event": "result"})
 
 
 def recipe(steps: int) -> Recipe:
@@ -179,4 +196,5 @@ def spec_of(path: Path, batch_size: int = 8) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _child(int(sys.argv[1]), Path(sys.argv[2]))
+    with suppress(EOFError):
+        _child(int(sys.argv[1]), Path(sys.argv[2]))
