@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,29 @@ def test_with_a_tenth_of_the_calls_failing_no_step_is_aborted_and_the_record_mak
     assert losses[0] == losses[1]
 
 
+def test_a_late_host_is_masked_until_it_answers_and_the_record_makes_the_same_losses(
+    pool: Any, host_pool: HostPool, mortals: HostPool, driver: ModuleType, tmp_path: Path
+) -> None:
+    spec = workload(tmp_path)
+    taken = [*host_pool.take(1), *mortals.take(1)]
+    signals = {8: signal.SIGSTOP, 12: signal.SIGCONT}
+
+    def stop(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] in signals:
+            taken[1].popen.send_signal(signals[event["step"]])
+
+    with Hosts(pipeline(driver, spec, [0, 4]), HOLDERS, taken, least_wait_s=0.5) as hosts:
+        outcome = pool.run(hosts.orders, stop)
+    assert not outcome.errors, outcome.errors
+    record = outcome.results[0]["experts"]["record"]
+    assert not record["moves"]
+    for first in ("1.0", "2.0"):
+        assert record["masks"][first]["missing"]["11"] == [n for n, host in enumerate(HOLDERS[int(first[0])]) if host]
+    assert not record["masks"]["1.0"]["missing"]["29"]
+    with Hosts(pipeline(driver, spec, [0, 4]), HOLDERS, host_pool.take(2), record=record) as hosts:
+        assert pool.run(hosts.orders).losses == outcome.losses
+
+
 class Stranger:
     """A host that proves itself, and then answers with other tensors than were asked for."""
 
@@ -201,7 +225,7 @@ class Stranger:
 
 
 def test_a_host_that_sends_garbage_is_named_and_lost(
-    pool: Any, host_pool: HostPool, driver: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    pool: Any, host_pool: HostPool, driver: ModuleType, tmp_path: Path
 ) -> None:
     stranger = Stranger("2 of 0")
     try:
@@ -217,7 +241,9 @@ def test_a_host_that_sends_garbage_is_named_and_lost(
     assert not outcome.errors, outcome.errors
     record = outcome.results[0]["experts"]["record"]
     assert [move["step"] for move in record["moves"]] == [1] * 4
-    assert "the experts of host-2 are lost in step 1: it gave float32[" in capfd.readouterr().err
+    lost = outcome.results[0]["experts"]["lost"]
+    assert list(lost) == ["host-2"]
+    assert lost["host-2"]["why"].startswith("it gave float32[")
 
 
 @pytest.mark.parametrize(

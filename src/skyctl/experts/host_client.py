@@ -84,6 +84,7 @@ class HostClient:
         place: its number among the rank's hosts.
         name: what to call it in a line.
         lost: why it is lost; None: it is not.
+        is_late: a call was not answered in time; in this step it is waited for no more.
 
     Args:
         least_wait_s: a call is waited for so long in any case.
@@ -92,6 +93,7 @@ class HostClient:
     def __init__(self, place: int, name: str, link: MessageLink, least_wait_s: float) -> None:
         self.place, self.name, self.lost = place, name, None
         self.lost: str | None
+        self.is_late = False
         self._link, self._least_wait_s = link, least_wait_s
         self._lock = threading.Lock()
         self._open: dict[int, HostCall] = {}
@@ -125,8 +127,21 @@ class HostClient:
             self._link.send(to_header(request), tensors)
         return call
 
-    def limit_s(self, *, of_steps: bool = False) -> float | None:
-        """How long a call is waited for, from its begin, by the answers before; None: as long as it takes."""
+    def awaits(self, call: HostCall, *, patient: bool = False) -> bool:
+        """Waits for a call as long as it is due; whether it was answered. One that is not makes the host late.
+
+        Args:
+            patient: for as long as the host is there.
+        """
+        limit_s = None if patient else self._limit_s(of_steps=isinstance(call.request, EndStep))
+        if self.is_late:
+            limit_s = 0.0
+        wait_s = None if limit_s is None else max(0.0, call.began + limit_s - time.monotonic())
+        self.is_late |= not call.is_over(wait_s)
+        return call.is_over() and call.answer is not None
+
+    def _limit_s(self, *, of_steps: bool) -> float | None:
+        """Seconds that a call may take, by the answers before; None: as long as it takes."""
         while not self._answered.empty():
             call = self._answered.get()
             if isinstance(call.request, _DOUBTED) and call.answer is not None:

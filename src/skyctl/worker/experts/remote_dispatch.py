@@ -7,7 +7,6 @@ it was sent before the update.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -26,8 +25,12 @@ _Part = tuple[int, HostClient, HostCall]
 class Switchboard(Protocol):
     """What a rank knows of its hosts (``trunk_experts``)."""
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether hosts are waited for as long as they are there."""
+
     def host_of(self, layer: int, expert: int) -> HostClient | None:
-        """Who holds an expert; None: its host is lost."""
+        """Who holds an expert; None: its host is lost or late."""
 
     def next_number(self) -> int:
         """The number of the next call in its step."""
@@ -40,9 +43,6 @@ class Switchboard(Protocol):
 
     def note_tokens(self, layer: int, first: int, counts: Sequence[int], nbytes: int) -> None:
         """Tokens were sent."""
-
-    def limit_s(self, host: HostClient) -> float | None:
-        """How long a call of that host is waited for; None: as long as it takes."""
 
 
 class RemoteDispatch:
@@ -135,9 +135,7 @@ def _is_answered(call: HostCall, host: HostClient, board: Switchboard) -> bool:
     Raises:
         WorkloadError: the expert's own code has failed.
     """
-    limit_s = board.limit_s(host)
-    wait_s = None if limit_s is None else max(0.0, call.began + limit_s - time.monotonic())
-    if not call.is_over(wait_s) or call.answer is None:
+    if not host.awaits(call, patient=board.is_patient):
         return False
     if isinstance(call.answer, NotDone):
         if call.answer.by_expert:

@@ -93,7 +93,7 @@ class TrunkExperts:
         self.record = StepRecord()
         self._replayed = None if order.record is None else StepRecord.from_dict(order.record)
         self._hosts: list[HostClient] = []
-        self._lost_hosts: set[int] = set()
+        self._lost_hosts: dict[int, tuple[int, str]] = {}
         self._ending: list[tuple[HostClient, HostCall]] = []
         self._copies: list[tuple[ExpertKey, HostCall]] = []
         self._next_copy, self._budget, self._traffic = 0, 0.0, 0
@@ -160,8 +160,7 @@ class TrunkExperts:
         ended = [(host, host.ask(EndStep(host.next_call, self._step))) for host in self._hosts]
         self._ask_copies(done)
         for host, call in ended:
-            limit_s = None if self._replayed is not None else host.limit_s(of_steps=True)
-            call.is_over(None if limit_s is None else max(0.0, call.began + limit_s - time.monotonic()))
+            host.awaits(call, patient=self.is_patient)
         self._ending += ended
         self._take_ended()
 
@@ -179,18 +178,30 @@ class TrunkExperts:
             host.close()
 
     def figures(self) -> dict[str, Any]:
-        """What was seen, as JSON values: tokens by expert, and the record."""
+        """What was seen, as JSON values: tokens by expert, lost hosts, and the record."""
         loads: dict[str, list[int]] = {}
         for (layer, _), load in sorted(self._loads.items()):
             loads.setdefault(str(layer), []).append(load)
-        return {"tokens": loads, "record": self.record.to_dict()}
+        lost = {
+            self._order.hosts[place].node: {"step": step, "why": why}
+            for place, (step, why) in self._lost_hosts.items()
+        }
+        return {"tokens": loads, "lost": lost, "record": self.record.to_dict()}
 
     # --- what a dispatch asks (``remote_dispatch.Switchboard``)
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether hosts are waited for as long as they are there: a step is made again as it was."""
+        return self._replayed is not None
+
     def host_of(self, layer: int, expert: int) -> HostClient | None:
-        """Who holds an expert; None: its host is lost, or this rank computes it."""
+        """Who holds an expert; None: its host is lost or late, or this rank computes it."""
         host = self._hosts[self._holders[layer, expert]]
-        return host if host.lost is None and not self._is_own else None
+        return host if self._is_there(host) and not host.is_late else None
+
+    def _is_there(self, host: HostClient) -> bool:
+        return host.lost is None and not self._is_own
 
     def next_number(self) -> int:
         """The number of the next call in its step."""
@@ -219,10 +230,6 @@ class TrunkExperts:
         for number, count in enumerate(counts, first):
             self._loads[layer, number] += count
 
-    def limit_s(self, host: HostClient) -> float | None:
-        """How long a call of that host is waited for; None: as long as it takes."""
-        return None if self._replayed is not None else host.limit_s()
-
     # --- who lives
 
     def _fix_masks(self, step: int) -> None:
@@ -241,9 +248,11 @@ class TrunkExperts:
     def _living(self, layer: int, numbers: range) -> tuple[bool, ...]:
         """Which answer in time, as far as is known; if only late ones are left, waits for one of them."""
         while True:
-            hosts = [self.host_of(layer, number) for number in numbers]
-            alive = tuple(host is not None and not host.owes for host in hosts)
-            if any(alive) or all(host is None for host in hosts):
+            hosts = [self._hosts[self._holders[layer, number]] for number in numbers]
+            for host in hosts:
+                host.is_late = host.owes
+            alive = tuple(self.host_of(layer, number) is not None for number in numbers)
+            if any(alive) or not any(map(self._is_there, hosts)):
                 return alive
             time.sleep(0.01)
 
@@ -251,7 +260,7 @@ class TrunkExperts:
         """Experts of lost hosts come back: on other hosts, from the last copy; without any, on this rank."""
         for host in self._hosts:
             if host.lost is not None and host.place not in self._lost_hosts:
-                self._lost_hosts.add(host.place)
+                self._lost_hosts[host.place] = (step, host.lost)
                 self._log(f"{host.name} are lost in step {step}: {host.lost}")
         if self._is_own:
             return
@@ -273,14 +282,18 @@ class TrunkExperts:
                 self._move(key, place)
             self._adopt(lost)
             for key in lost:
-                if self.host_of(*key) is not None:
+                if self._is_there(self._hosts[self._holders[key]]):
                     self._note_move(step, key, self._holders[key])
 
     def _lost_experts(self) -> list[ExpertKey]:
         """Those that this rank brings back; all, where no host is left."""
         if all(host.lost is not None for host in self._hosts):
             return list(self._places)
-        return [key for key in self._places if key[0] in self._order.leads and self.host_of(*key) is None]
+        return [
+            key
+            for key, place in self._holders.items()
+            if key[0] in self._order.leads and not self._is_there(self._hosts[place])
+        ]
 
     def _cost(self, key: ExpertKey, place: int) -> float:
         return (1 + self._loads[key]) * self._order.hosts[place].token_s
@@ -353,7 +366,8 @@ class TrunkExperts:
                 host.lose(f"it does not take an expert: {call.answer.reason}")
 
     def _ask_copy(self, key: ExpertKey) -> None:
-        if (host := self.host_of(*key)) is not None:
+        host = self._hosts[self._holders[key]]
+        if self._is_there(host):
             self._copies.append((key, host.ask(StateWanted(host.next_call, *key))))
 
     def _ask_copies(self, done: int) -> None:
