@@ -15,7 +15,7 @@ from typing import Any
 from skyctl.agent.frames import read_frame, write_frame
 from skyctl.agent.task_orders import write_order
 from skyctl.agent.task_runner import TaskChannel
-from skyctl.worker.experts.expert_orders import ExpertHostOrder, ExpertsOrder, HostAddress
+from skyctl.worker.expert_orders import ExpertHostOrder, ExpertsOrder, HostAddress
 from skyctl.worker.rank_order import RankOrder
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload_spec import WorkloadSpec

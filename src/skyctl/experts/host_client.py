@@ -91,8 +91,8 @@ class HostClient:
     """
 
     def __init__(self, place: int, name: str, link: MessageLink, least_wait_s: float) -> None:
-        self.place, self.name, self.lost = place, name, None
-        self.lost: str | None
+        self.place, self.name = place, name
+        self.lost: str | None = None
         self.is_late = False
         self._link, self._least_wait_s = link, least_wait_s
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class HostClient:
         return call
 
     def awaits(self, call: HostCall, *, patient: bool = False) -> bool:
-        """Waits for a call as long as it is due; whether it was answered. One that is not makes the host late.
+        """Waits for a call as long as it is due; whether it was answered. If not, the host is late.
 
         Args:
             patient: for as long as the host is there.
@@ -178,7 +178,9 @@ class HostClient:
 
 
 def _shown(kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> str:
-    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in kinds) or "nothing"
+    return (
+        ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in kinds) or "nothing"
+    )
 
 
 def _described(tensors: Sequence[Tensor]) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from skyctl.errors import SkyctlError
+from skyctl.errors import RunError, SkyctlError
 from skyctl.experts.message_link import MessageLink
 from skyctl.transport.handshake import (
     AuthenticatingListener,
@@ -76,12 +76,22 @@ class HostGate:
 
 
 def connect_to_host(
-    host: str, port: int, secret: str, *, purpose: str, name: str, identity: TlsIdentity | None, limit_s: float
+    host: str,
+    port: int,
+    secret: str,
+    *,
+    purpose: str,
+    name: str,
+    identity: TlsIdentity | None,
+    limit_s: float,
 ) -> MessageLink:
     """A rank's link to a host, which is still to be started.
 
     Raises:
-        OSError: no connection within ``limit_s``, or what answers there is not the host.
+        RunError: no connection within ``limit_s``, or what answers there is not the host.
     """
-    admitted = connect_authenticated(host, port, secret, purpose=purpose, timeout_s=limit_s)
-    return MessageLink(admitted, name, server=False, identity=identity)
+    try:
+        admitted = connect_authenticated(host, port, secret, purpose=purpose, timeout_s=limit_s)
+        return MessageLink(admitted, name, server=False, identity=identity)
+    except OSError as exc:
+        raise RunError(f"{name} can't be reached: {os_error_reason(exc)}") from exc

@@ -1,8 +1,8 @@
 """What a trunk rank and an expert host say to each other: frozen records, checked where they arrive.
 
 An expert is named by its workload layer, and its number among all experts that the layer holds. Each request
-has a ``call``, a number of its own, which the answer repeats; a host answers a rank's requests in their order,
-but those behind an ``EndStep`` only after the update. Tensors go with the message (``message_link``).
+has a ``call``, a number of its own, which the answer repeats. A host answers a rank's requests in their
+order, but those behind an ``EndStep`` only after the update. Tensors go with the message (``message_link``).
 """
 
 from __future__ import annotations

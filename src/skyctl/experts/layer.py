@@ -29,8 +29,8 @@ class Experts(nn.Module):
     """A layer of experts: a gate sends each token to ``top_k`` of them, and adds up what they give.
 
     The gate is linear and chooses among the experts that live. The softmax goes over the chosen ones that
-    answer. Its ``state_dict`` has ``gate.weight`` and each expert's own names behind ``experts.N.``. Input and
-    output are [..., features]; each vector of the last dimension is a token.
+    answer. Its ``state_dict`` has ``gate.weight`` and each expert's own names behind ``experts.N.``. Input
+    and output are [..., features]; each vector of the last dimension is a token.
 
     After a forward, ``counts`` has the tokens that each expert was sent, ``dropped`` the number of tokens of
     which no chosen expert answered, and ``balance_loss`` the balance loss. A dropped token's output is zero.
@@ -39,7 +39,7 @@ class Experts(nn.Module):
     ``balance_loss`` is a scalar with a gradient for the gate: experts · Σ fᵢ · Pᵢ. Here fᵢ is the share of
     choices that fell on expert i, and Pᵢ its mean probability over all experts. It is the loss of Switch
     Transformer (arXiv 2101.03961, equation 4), for several choices as in GShard (arXiv 2006.16668). It is 1
-    for an even load, and counts what the gate chose, answered or not. A workload's ``loss`` sees only outputs.
+    for an even load, and counts what the gate chose, answered or not. A workload's ``loss`` sees outputs.
     So a layer that holds experts must pass it on as part of its value, as in ``return y,
     self.experts.balance_loss``. Each microbatch has its own, so it depends on their number.
 

@@ -25,7 +25,7 @@ from skyctl.agent.message_fields import (
     Within,
 )
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.worker.experts.expert_orders import ExpertsOrder
+from skyctl.worker.expert_orders import ExpertsOrder
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload_spec import WorkloadSpec
 

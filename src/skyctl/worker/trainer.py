@@ -30,7 +30,7 @@ from skyctl.worker.checkpointer import (
 )
 from skyctl.worker.elastic.elastic_rank import ElasticRank, check_elastic
 from skyctl.worker.elastic.elastic_steps import ElasticBatches, ElasticSteps
-from skyctl.worker.experts.expert_check import check_expert_order, check_expert_modules
+from skyctl.worker.experts.expert_check import check_expert_modules, check_expert_order
 from skyctl.worker.experts.trunk_experts import TrunkExperts
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, stage_group_tag
@@ -138,19 +138,11 @@ class Trainer:
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
         scheduler = self._make_scheduler(parameters, optimizer)
-        if order.experts is not None:
-            check_expert_modules(stage.layers, self._start, self._workload.shared_parameters)
-            self._experts = TrunkExperts(
-                order.experts, stage.layers, self._start, self._workload, optimizer, scheduler.options
-            )
+        self._experts = self._make_experts(stage, optimizer, scheduler)
         if is_root(order):
             self._root_weights = RootWeights(stage.layers, self._workload.optimizer, self._make_scheduler)
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
-        self._progress.phase = CONNECT_PHASE
-        end_offer()
-        world.connect()
-        if self._experts is not None:
-            self._experts.connect(order.run_id, order.world.tls, first_step)
+        self._connect(world, first_step)
         ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
         tag = stage_group_tag(len(batches.streamed_sizes))
         stages = self._stages = StageGroup(world.neighbours, tag, self._progress)
@@ -161,6 +153,27 @@ class Trainer:
         steps_done = self._train(executor, maker, scheduler, first_step, checkpointer)
         self._leave(world)
         return self._result(stage, executor, steps_done)
+
+    def _make_experts(
+        self,
+        stage: PipelineStage,
+        optimizer: torch.optim.Optimizer | None,
+        scheduler: LearningRateScheduler,
+    ) -> TrunkExperts | None:
+        if self._order.experts is None:
+            return None
+        check_expert_modules(stage.layers, self._start, self._workload.shared_parameters)
+        return TrunkExperts(
+            self._order.experts, stage.layers, self._start, self._workload, optimizer, scheduler.options
+        )
+
+    def _connect(self, world: World, first_step: int) -> None:
+        """Connects to other ranks, and to hosts of experts."""
+        self._progress.phase = CONNECT_PHASE
+        end_offer()
+        world.connect()
+        if self._experts is not None:
+            self._experts.connect(self._order.run_id, self._order.world.tls, first_step)
 
     def _leave(self, world: World) -> None:
         """All steps are made: ends what there is with other ranks, once they have made theirs."""

@@ -217,7 +217,8 @@ class StageState:
             raise RecordError(f"{source}: {exc.message}", hint=exc.hint) from exc
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as exc:
             raise RecordError(
-                f"{source} does not fit layer {stamp.layer} ({stamp.name}): {' '.join(str(exc).split())[:400]}"
+                f"{source} does not fit layer {stamp.layer} ({stamp.name}): "
+                f"{' '.join(str(exc).split())[:400]}"
             ) from exc
 
     def _model(

@@ -41,9 +41,7 @@ def check_expert_order(order: RankOrder) -> None:
         )
 
 
-def check_expert_modules(
-    layers: Sequence[nn.Module], start: int, shared: Sequence[SharedParameter]
-) -> None:
+def check_expert_modules(layers: Sequence[nn.Module], start: int, shared: Sequence[SharedParameter]) -> None:
     """Checks that each expert is a module of its own, with parameters alone.
 
     Raises:

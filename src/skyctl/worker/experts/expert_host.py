@@ -90,7 +90,7 @@ class ExpertHost:
         self._trunks = {rank: _Trunk(frozenset(trunks[rank])) for rank in sorted(trunks)}
         self._held: dict[ExpertKey, HeldExpert] = {}
         self._built: tuple[int, list[nn.Module], list[int]] | None = None
-        self._seeders = [torch.default_generator.manual_seed, random.seed]
+        self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
         if device.type != "cpu":
             self._seeders.append(seed_function(device))
 
@@ -145,13 +145,11 @@ class ExpertHost:
         except SkyctlError as exc:
             answer = NotDone(request.call, exc.message[:4000], by_expert=isinstance(exc, WorkloadError))
         except Exception as exc:  # noqa: BLE001 — the user's code may raise anything
-            reason = f"{type(exc).__name__}: {exc}"[:3000]
-            answer = NotDone(request.call, f"an expert of layer {self._layer_of(trunk, request)}: {reason}", True)
+            layer = getattr(request, "layer", None)
+            where = "an expert" if layer is None else f"an expert of layer {layer}"
+            reason = f"{where}: {type(exc).__name__}: {exc}"[:3000]
+            answer = NotDone(request.call, reason, by_expert=True)
         self._send(rank, answer, out)
-
-    def _layer_of(self, trunk: _Trunk, request: TrunkRequest) -> str:
-        layer = getattr(request, "layer", None)
-        return "a step before" if layer is None else f"{layer} ({self._workload.names[layer]})"
 
     def _forward(
         self, trunk: _Trunk, request: Forward, tensors: list[Tensor]
@@ -192,8 +190,8 @@ class ExpertHost:
         sums = trunk.gradients.setdefault(key, [None] * len(trained))
         for place, (parameter, part) in enumerate(zip(trained, found, strict=True)):
             if part is not None:
-                part, before = part.to(master_of(parameter).dtype), sums[place]
-                sums[place] = part if before is None else before + part
+                wide, before = part.to(master_of(parameter).dtype), sums[place]
+                sums[place] = wide if before is None else before + wide
         return Result(request.call), (torch.zeros_like(tokens) if of_tokens is None else of_tokens,)
 
     def _state(self, trunk: _Trunk, request: StateWanted) -> tuple[HostAnswer, Sequence[Tensor]]:

@@ -108,10 +108,10 @@ class HeldExpert:
             gradients: of each rank, in the ranks' order, the sum of its gradients by trained parameter.
         """
         for place, parameter in enumerate(self.trained):
-            parts = [part[place] for part in gradients if part[place] is not None]
             total: Tensor | None = None
-            for part in parts:
-                total = part if total is None else total + part
+            for part in gradients:
+                if (own := part[place]) is not None:
+                    total = own if total is None else total + own
             master_of(parameter).grad = total
         if self._optimizer is not None:
             self._optimizer.step()

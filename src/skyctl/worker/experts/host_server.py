@@ -1,13 +1,12 @@
-"""A host of experts on the network: lets its ranks in, and brings their requests to the one thread that computes.
+"""A host of experts on the network: ranks come in, and their requests to the one thread that computes.
 
-Strangers are refused by the listener (``transport.handshake``); what a rank sends wrongly ends its connection.
+The listener refuses strangers (``transport.handshake``). A rank that sends what nobody would send is let go.
 """
 
 from __future__ import annotations
 
 import queue
 import sys
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,8 +18,8 @@ from skyctl.device.device_timer import DeviceTimer
 from skyctl.experts.host_gate import HostGate
 from skyctl.experts.host_messages import TRUNK_REQUESTS, HostAnswer, read_message, to_header
 from skyctl.experts.message_link import MessageLink
+from skyctl.worker.expert_orders import ExpertHostOrder, handshake_purpose
 from skyctl.worker.experts.expert_host import ExpertHost
-from skyctl.worker.experts.expert_orders import ExpertHostOrder, handshake_purpose
 from skyctl.worker.rank_environment import use_device
 from skyctl.workload.workload import load_workload
 

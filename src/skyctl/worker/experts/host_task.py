@@ -20,7 +20,7 @@ from skyctl.agent.task_orders import read_order, read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.device.process_memory import keep_freed_memory
 from skyctl.device.torch_import import import_torch
-from skyctl.worker.experts.expert_orders import ExpertHostListening, ExpertHostOrder, StopHostRequest
+from skyctl.worker.expert_orders import ExpertHostListening, ExpertHostOrder, StopHostRequest
 
 if TYPE_CHECKING:
     from skyctl.worker.experts.host_server import HostServer

@@ -84,7 +84,7 @@ class _Exchange:
         parts: list[_Part] = []
         failed: dict[int, int] = {}
         numbers: dict[int, int] = {}
-        for expert, part in enumerate(tokens.split(list(self._counts))):
+        for expert, part in enumerate(torch.split(tokens, list(self._counts))):
             if not len(part):
                 continue
             numbers[expert] = number = board.next_number()
@@ -97,7 +97,7 @@ class _Exchange:
             parts.append((expert, host, host.ask(request, [part])))
         board.note_tokens(self._layer, self._first, self._counts, tokens.numel() * tokens.element_size())
         answers = torch.zeros_like(tokens)
-        rows = answers.split(list(self._counts))
+        rows = torch.split(answers, list(self._counts))
         for expert, host, call in parts:
             if _is_answered(call, host, board):
                 rows[expert].copy_(call.tensors[0])
@@ -112,14 +112,14 @@ class _Exchange:
     def backward(self, gradients: Tensor) -> Tensor:
         board, parts = self._board, []
         numbers: dict[int, int] = {}
-        given = gradients.split(list(self._counts))
+        given = torch.split(gradients, list(self._counts))
         for expert, (host, call) in self._forwards.items():
             numbers[expert] = board.next_number()
             request = Backward(host.next_call, call.request.call)
             parts.append((expert, host, host.ask(request, [given[expert]])))
         self._forwards.clear()
         of_tokens = torch.zeros_like(gradients)
-        rows = of_tokens.split(list(self._counts))
+        rows = torch.split(of_tokens, list(self._counts))
         for expert, host, call in parts:
             is_answered = _is_answered(call, host, board)
             if is_answered and not board.fails(numbers[expert], backward=True):

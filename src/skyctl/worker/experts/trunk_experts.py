@@ -1,8 +1,7 @@
-"""The experts of a rank's layers, which hosts hold: who lives in a step, who comes back where, and copies.
+"""The experts of a rank's layers, which hosts hold: who lives in a step, and who comes back where.
 
-The rank's own modules keep each expert's *last copy*: its weights, and its state in the rank's optimizer. No
-gradient reaches them, so the optimizer leaves them as they are. Before a checkpoint and at the end they are
-fetched. In between, one after the other is copied, so many that it costs a small part of a step's traffic.
+The rank's own modules are the experts' last copies (``last_copies``). They are fetched before a checkpoint and
+at the end. In between, one after the other is copied, at a small part of a step's traffic.
 """
 
 from __future__ import annotations
@@ -15,35 +14,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from skyctl.checkpoint.node.shards import StageState, check_stamp
-from skyctl.errors import RecordError, RunError
+from skyctl.errors import RunError
 from skyctl.experts.host_client import HostCall, HostClient
 from skyctl.experts.host_gate import connect_to_host
 from skyctl.experts.host_messages import (
     Adopt,
     BeginStep,
     EndStep,
-    ExpertState,
     NotDone,
-    StateWanted,
     StepEnded,
 )
 from skyctl.experts.step_record import ExpertMove, StepRecord
-from skyctl.transport.handshake import os_error_reason
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.worker.experts.expert_orders import ExpertsOrder, handshake_purpose
-from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts, expert_stamp
+from skyctl.worker.expert_orders import ExpertsOrder, handshake_purpose
+from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts
+from skyctl.worker.experts.last_copies import LastCopies
 from skyctl.worker.experts.remote_dispatch import RemoteDispatch
-from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.workload import Workload
 
 CONNECT_S = 300.0
-COPY_SHARE = 0.05
-"""Copies cost this part of the bytes that tokens and gradients take."""
 
 
 class TrunkExperts:
-    """What a rank knows of its experts and their hosts: ``connect`` once, then ``begin`` and ``end`` each step.
+    """A rank's experts and their hosts: ``connect`` once, then ``begin`` and ``end`` each step.
 
     Make it while layers and optimizer are new.
 
@@ -67,36 +60,27 @@ class TrunkExperts:
     ) -> None:
         self._order, self._workload = order, workload
         self._layers = {
-            number: LayerExperts.of(layer) for number, layer in enumerate(layers, start) if number in order.holders
+            number: LayerExperts.of(layer)
+            for number, layer in enumerate(layers, start)
+            if number in order.holders
         }
-        self._places: dict[ExpertKey, int] = {}
-        modules: list[nn.Module] = []
+        experts: dict[ExpertKey, nn.Module] = {}
         for layer, found in self._layers.items():
             if len(found.experts) != len(order.holders[layer]):
                 raise RunError(
                     f"layer {layer} has {len(found.experts)} experts, {len(order.holders[layer])} are placed"
                 )
-            for number, expert in enumerate(found.experts):
-                self._places[layer, number] = len(modules)
-                modules.append(expert)
-        trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
-        self._trained = list(trained.values())
-        self._state = StageState(modules, optimizer, master_of, skip=skip)
-        self._holders = {key: order.holders[key[0]][key[1]] for key in self._places}
-        self._epochs = dict.fromkeys(self._places, 0)
-        self._copied = dict.fromkeys(self._places, 0)
-        self._state_bytes = {
-            key: 3 * sum(p.numel() * p.element_size() for p in modules[place].parameters())
-            for key, place in self._places.items()
-        }
-        self._loads = dict.fromkeys(self._places, 0)
+            experts |= {(layer, number): expert for number, expert in enumerate(found.experts)}
+        self._copies = LastCopies(experts, workload, optimizer, skip)
+        self._holders = {key: order.holders[key[0]][key[1]] for key in experts}
+        self._epochs = dict.fromkeys(experts, 0)
+        self._loads = dict.fromkeys(experts, 0)
         self.record = StepRecord()
         self._replayed = None if order.record is None else StepRecord.from_dict(order.record)
         self._hosts: list[HostClient] = []
         self._lost_hosts: dict[int, tuple[int, str]] = {}
         self._ending: list[tuple[HostClient, HostCall]] = []
-        self._copies: list[tuple[ExpertKey, HostCall]] = []
-        self._next_copy, self._budget, self._traffic = 0, 0.0, 0
+        self._traffic = 0
         self._step = self._number = 0
         self._is_own = False
 
@@ -110,26 +94,23 @@ class TrunkExperts:
         """
         for place, address in enumerate(self._order.hosts):
             name = f"the experts of {address.node}"
-            try:
-                link = connect_to_host(
-                    address.host,
-                    address.port,
-                    address.secret,
-                    purpose=handshake_purpose(run_id, address.node),
-                    name=name,
-                    identity=identity,
-                    limit_s=CONNECT_S,
-                )
-            except OSError as exc:
-                raise RunError(f"{name} can't be reached: {os_error_reason(exc)}") from exc
+            link = connect_to_host(
+                address.host,
+                address.port,
+                address.secret,
+                purpose=handshake_purpose(run_id, address.node),
+                name=name,
+                identity=identity,
+                limit_s=CONNECT_S,
+            )
             self._hosts.append(HostClient(place, name, link, self._order.least_wait_s))
         self._step = first_step
-        self._copied = dict.fromkeys(self._places, first_step)
-        self._adopt([key for key in self._places if key[0] in self._order.leads])
+        self._copies.steps = dict.fromkeys(self._holders, first_step)
+        self._adopt([key for key in self._holders if key[0] in self._order.leads])
         for host in self._hosts:
             if host.lost is not None:
                 raise RunError(f"{host.name} are lost before the first step: {host.lost}")
-        self._train_own(False)
+        self._copies.train(False)
         for layer, found in self._layers.items():
             for module, first in found.numbered():
                 module.dispatch = RemoteDispatch(self, layer, first)
@@ -142,7 +123,7 @@ class TrunkExperts:
         """
         self._step, self._number = step, 0
         self._take_ended()
-        self._take_copies(wait=self._replayed is not None)
+        self._copies.take(wait=self.is_patient)
         self._bring_back(step)
         self.begin_again()
         self._fix_masks(step)
@@ -156,9 +137,15 @@ class TrunkExperts:
         """The step's gradients are complete: hosts update their experts."""
         if self._is_own:
             return
-        done = self._step + 1
         ended = [(host, host.ask(EndStep(host.next_call, self._step))) for host in self._hosts]
-        self._ask_copies(done)
+        if self._replayed is not None:
+            moves = self._replayed.moves
+            needed = {(move.layer, move.expert) for move in moves if move.copied == self._step + 1}
+            for key in sorted(needed):
+                self._ask_copy(key)
+        else:
+            self._copies.ask_paid(self._traffic, self._holder)
+        self._traffic = 0
         for host, call in ended:
             host.awaits(call, patient=self.is_patient)
         self._ending += ended
@@ -167,10 +154,10 @@ class TrunkExperts:
     def fetch(self) -> None:
         """Makes the rank's own modules what the hosts have; of a lost expert they keep the last copy."""
         self._take_ended()
-        self._take_copies(wait=True)
-        for key in self._places:
+        self._copies.take(wait=True)
+        for key in self._holders:
             self._ask_copy(key)
-        self._take_copies(wait=True)
+        self._copies.take(wait=True)
 
     def close(self) -> None:
         """Ends the connections. Idempotent."""
@@ -197,11 +184,8 @@ class TrunkExperts:
 
     def host_of(self, layer: int, expert: int) -> HostClient | None:
         """Who holds an expert; None: its host is lost or late, or this rank computes it."""
-        host = self._hosts[self._holders[layer, expert]]
-        return host if self._is_there(host) and not host.is_late else None
-
-    def _is_there(self, host: HostClient) -> bool:
-        return host.lost is None and not self._is_own
+        host = self._holder((layer, expert))
+        return None if host is None or host.is_late else host
 
     def next_number(self) -> int:
         """The number of the next call in its step."""
@@ -219,7 +203,7 @@ class TrunkExperts:
         """A call has brought nothing back. Raises RunError where a record has it otherwise."""
         if self._replayed is not None and not self.fails(number, backward=backward):
             raise RunError(
-                f"step {self._step} can't be made again as it was: call {number} was answered, and now it is not"
+                f"step {self._step} can't be made again as it was: call {number} is not answered now"
             )
         calls = self.record.backwards if backward else self.record.forwards
         calls.setdefault(self._step, []).append(number)
@@ -252,7 +236,7 @@ class TrunkExperts:
             for host in hosts:
                 host.is_late = host.owes
             alive = tuple(self.host_of(layer, number) is not None for number in numbers)
-            if any(alive) or not any(map(self._is_there, hosts)):
+            if any(alive) or all(host.lost is not None for host in hosts):
                 return alive
             time.sleep(0.01)
 
@@ -282,18 +266,14 @@ class TrunkExperts:
                 self._move(key, place)
             self._adopt(lost)
             for key in lost:
-                if self._is_there(self._hosts[self._holders[key]]):
+                if self._holder(key) is not None:
                     self._note_move(step, key, self._holders[key])
 
     def _lost_experts(self) -> list[ExpertKey]:
         """Those that this rank brings back; all, where no host is left."""
         if all(host.lost is not None for host in self._hosts):
-            return list(self._places)
-        return [
-            key
-            for key, place in self._holders.items()
-            if key[0] in self._order.leads and not self._is_there(self._hosts[place])
-        ]
+            return list(self._holders)
+        return [key for key in self._holders if key[0] in self._order.leads and self._holder(key) is None]
 
     def _cost(self, key: ExpertKey, place: int) -> float:
         return (1 + self._loads[key]) * self._order.hosts[place].token_s
@@ -303,7 +283,7 @@ class TrunkExperts:
         self._epochs[key] += 1
 
     def _note_move(self, step: int, key: ExpertKey, place: int | None) -> None:
-        self.record.moves.append(ExpertMove(step, *key, self._copied[key], place))
+        self.record.moves.append(ExpertMove(step, *key, self._copies.steps[key], place))
 
     def _compute_here(self, step: int) -> None:
         if not self._order.alone:
@@ -313,8 +293,8 @@ class TrunkExperts:
             )
         self._log(f"no host of experts is left: this rank computes them itself from step {step} on")
         self._is_own = True
-        self._train_own(True)
-        for key in self._places:
+        self._copies.train(True)
+        for key in self._holders:
             self._note_move(step, key, None)
         for found in self._layers.values():
             for module in found.modules:
@@ -325,10 +305,10 @@ class TrunkExperts:
         moves = [move for move in self._replayed.moves if move.step == step]
         for move in moves:
             key = (move.layer, move.expert)
-            if self._copied.get(key) != move.copied:
+            if self._copies.steps.get(key) != move.copied:
                 raise RunError(
                     f"step {step} can't be made again as it was: the copy of expert {move.expert} of layer "
-                    f"{move.layer} was of step {move.copied}, here it is of {self._copied.get(key)}"
+                    f"{move.layer} was of step {move.copied}, here it is of {self._copies.steps.get(key)}"
                 )
             if move.host is not None:
                 self._move(key, move.host)
@@ -337,10 +317,6 @@ class TrunkExperts:
         if any(move.host is None for move in moves):
             self._compute_here(step)
 
-    def _train_own(self, trains: bool) -> None:
-        for parameter in self._trained:
-            parameter.requires_grad_(trains)
-
     # --- states, to hosts and back
 
     def _adopt(self, keys: Sequence[ExpertKey]) -> None:
@@ -348,13 +324,12 @@ class TrunkExperts:
         calls = []
         for key in keys:
             host = self._hosts[self._holders[key]]
-            stamp = expert_stamp(self._workload, key, self._copied[key])
-            tensors, metadata = self._state.collect(self._places[key], stamp)
+            tensors, metadata = self._copies.state(key)
             request = Adopt(
                 host.next_call,
                 *key,
                 self._epochs[key],
-                self._copied[key],
+                self._copies.steps[key],
                 self._step,
                 tuple(tensors),
                 metadata,
@@ -366,52 +341,13 @@ class TrunkExperts:
                 host.lose(f"it does not take an expert: {call.answer.reason}")
 
     def _ask_copy(self, key: ExpertKey) -> None:
+        if (host := self._holder(key)) is not None:
+            self._copies.ask(key, host)
+
+    def _holder(self, key: ExpertKey) -> HostClient | None:
+        """Who holds an expert, late or not; None: its host is lost, or this rank computes it."""
         host = self._hosts[self._holders[key]]
-        if self._is_there(host):
-            self._copies.append((key, host.ask(StateWanted(host.next_call, *key))))
-
-    def _ask_copies(self, done: int) -> None:
-        """Asks for as many copies as the step's traffic pays for; of a run made again, those that it needs."""
-        if self._replayed is not None:
-            needed = {(move.layer, move.expert) for move in self._replayed.moves if move.copied == done}
-            for key in sorted(needed):
-                self._ask_copy(key)
-            return
-        keys, most = list(self._places), float(sum(self._state_bytes.values()))
-        self._budget = min(self._budget + COPY_SHARE * self._traffic, most)
-        self._traffic = 0
-        for _ in keys if not self._copies else ():  # else those before are still on their way
-            key = keys[self._next_copy % len(keys)]
-            if self._state_bytes[key] > self._budget:
-                break
-            self._budget -= self._state_bytes[key]
-            self._next_copy += 1
-            self._ask_copy(key)
-
-    def _take_copies(self, *, wait: bool) -> None:
-        """Puts the copies that have come into the rank's own modules."""
-        left = []
-        for key, call in self._copies:
-            if not call.is_over(None if wait else 0.0):
-                left.append((key, call))
-            elif isinstance(call.answer, ExpertState):
-                self._put_copy(key, call, call.answer)
-        self._copies = left
-
-    def _put_copy(self, key: ExpertKey, call: HostCall, answer: ExpertState) -> None:
-        host = self._hosts[self._holders[key]]
-        stamp = expert_stamp(self._workload, key, answer.step)
-        source = f"what {host.name} have of expert {key[1]} of layer {key[0]}"
-        given = dict(zip(answer.names, call.tensors, strict=True))
-        try:
-            check_stamp(source, answer.metadata, stamp)
-            with torch.no_grad():
-                self._state.restore(self._places[key], given, answer.metadata, stamp, source)
-        except RecordError as exc:
-            host.lose(exc.message)
-            return
-        self._copied[key] = answer.step
-        self._state_bytes[key] = sum(t.numel() * t.element_size() for t in call.tensors)
+        return host if host.lost is None and not self._is_own else None
 
     def _take_ended(self) -> None:
         """What hosts have said at the ends of steps: an expert that was placed anew is elsewhere now."""

@@ -1,0 +1,105 @@
+"""The last copies of a rank's experts: its own modules, and their states in its optimizer.
+
+No gradient reaches them while hosts hold the experts, so the optimizer leaves them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.checkpoint.node.shards import StageState, check_stamp
+from skyctl.errors import RecordError
+from skyctl.experts.host_client import HostCall, HostClient
+from skyctl.experts.host_messages import ExpertState, StateWanted
+from skyctl.worker.experts.held_experts import ExpertKey, expert_stamp
+from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.workload import Workload
+
+COPY_SHARE = 0.05
+"""Copies cost this part of the bytes that tokens and gradients take."""
+
+
+class LastCopies:
+    """The copies, and what is on its way to them. Make it while modules and optimizer are new.
+
+    Attributes:
+        steps: by expert, how many steps were done when its copy was made.
+
+    Args:
+        experts: the rank's own modules.
+        optimizer: over all the rank's parameters.
+        skip: the options of the optimizer's groups that a scheduler moves.
+    """
+
+    def __init__(
+        self,
+        experts: Mapping[ExpertKey, nn.Module],
+        workload: Workload,
+        optimizer: torch.optim.Optimizer | None,
+        skip: Collection[str],
+    ) -> None:
+        self._workload = workload
+        self._places = {key: place for place, key in enumerate(experts)}
+        modules = list(experts.values())
+        self._state = StageState(modules, optimizer, master_of, skip=skip)
+        self._trained = list({p: None for module in modules for p in module.parameters() if p.requires_grad})
+        self._nbytes = {
+            key: 3 * sum(p.numel() * p.element_size() for p in module.parameters())
+            for key, module in experts.items()
+        }
+        self.steps = dict.fromkeys(experts, 0)
+        self._coming: list[tuple[ExpertKey, HostClient, HostCall]] = []
+        self._next, self._budget = 0, 0.0
+
+    def train(self, trains: bool) -> None:
+        """Whether gradients reach the rank's own modules."""
+        for parameter in self._trained:
+            parameter.requires_grad_(trains)
+
+    def state(self, key: ExpertKey) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """A copy's tensors by name, and its metadata."""
+        return self._state.collect(self._places[key], expert_stamp(self._workload, key, self.steps[key]))
+
+    def ask(self, key: ExpertKey, host: HostClient) -> None:
+        """Asks the host for the expert's state after the rank's last step."""
+        self._coming.append((key, host, host.ask(StateWanted(host.next_call, *key))))
+
+    def ask_paid(self, traffic_bytes: int, host_of: Callable[[ExpertKey], HostClient | None]) -> None:
+        """Asks for as many as the step's traffic pays for, one after the other, time and again."""
+        keys, most = list(self._places), float(sum(self._nbytes.values()))
+        self._budget = min(self._budget + COPY_SHARE * traffic_bytes, most)
+        for _ in keys if not self._coming else ():  # else those before are still on their way
+            key = keys[self._next % len(keys)]
+            if self._nbytes[key] > self._budget:
+                break
+            self._budget -= self._nbytes[key]
+            self._next += 1
+            if (host := host_of(key)) is not None:
+                self.ask(key, host)
+
+    def take(self, *, wait: bool) -> None:
+        """Puts the states that have come into the rank's modules. A host that sent none that fits is lost."""
+        left = []
+        for key, host, call in self._coming:
+            if not call.is_over(None if wait else 0.0):
+                left.append((key, host, call))
+            elif isinstance(call.answer, ExpertState):
+                self._put(key, host, call.answer, call.tensors)
+        self._coming = left
+
+    def _put(self, key: ExpertKey, host: HostClient, answer: ExpertState, tensors: Sequence[Tensor]) -> None:
+        stamp = expert_stamp(self._workload, key, answer.step)
+        source = f"what {host.name} have of expert {key[1]} of layer {key[0]}"
+        given = dict(zip(answer.names, tensors, strict=True))
+        try:
+            check_stamp(source, answer.metadata, stamp)
+            with torch.no_grad():
+                self._state.restore(self._places[key], given, answer.metadata, stamp, source)
+        except RecordError as exc:
+            host.lose(exc.message)
+            return
+        self.steps[key] = answer.step
+        self._nbytes[key] = sum(t.numel() * t.element_size() for t in tensors)
