@@ -151,6 +151,6 @@ class _RemoteExperts(torch.autograd.Function):
         return exchange.forward(tokens)
 
     @staticmethod
-    def backward(ctx: Any, gradients: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradients: Tensor) -> Any:
         of_tokens = ctx.exchange.backward(gradients)
         return None, of_tokens if ctx.needs_input_grad[1] else None, None

@@ -1,7 +1,7 @@
 """The experts of a rank's layers, which hosts hold: who lives in a step, and who comes back where.
 
-The rank's own modules are the experts' last copies (``last_copies``). They are fetched before a checkpoint and
-at the end. In between, one after the other is copied, at a small part of a step's traffic.
+The rank's own modules are the experts' last copies (``last_copies``). They are fetched before a checkpoint
+and at the end. In between, one after the other is copied, at a small part of a step's traffic.
 """
 
 from __future__ import annotations
