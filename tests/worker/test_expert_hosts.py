@@ -15,9 +15,11 @@ from tests.worker.expert_hosts import HostPool, Hosts, recipe, spec_of
 from tests.worker.reference import train
 from tests.worker.sums import star
 from tests.worker.test_experts import SOURCE
+from tests.worker.workloads import edit_workload
 from torch import nn
 
 import skyctl
+from skyctl.checkpoint.node import safetensors
 from skyctl.errors import RunError, WorkloadError
 from skyctl.experts.host_gate import HostGate
 from skyctl.experts.host_messages import (
@@ -33,11 +35,18 @@ from skyctl.experts.host_messages import (
 )
 from skyctl.experts.message_link import MessageLink
 from skyctl.worker.expert_orders import ExpertsOrder
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.worker.experts.expert_check import check_expert_modules, check_expert_order
 from skyctl.workload.recipe import Recipe
 
 STEPS = 30
 HOLDERS = {1: [0, 1, 0, 1, 0, 1], 2: [1, 1, 1, 0, 0, 0]}
+HELD_OUT = """
+def validation(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed + 99)
+    x = torch.randn(batch_size, 5, generator=generator)
+    yield x, x[:, :3].argmax(1)
+"""
 SGD = ("torch.optim.AdamW(parameters, lr=0.01)", "torch.optim.SGD(parameters, lr=0.1, momentum=0.9)")
 
 
@@ -170,6 +179,42 @@ def test_with_a_tenth_of_the_calls_failing_no_step_is_aborted_and_the_record_mak
         assert len(record["forwards"]) > STEPS // 2
         assert record["backwards"]
     assert losses[0] == losses[1]
+
+
+def test_checkpoints_are_those_of_one_device_whoever_holds_the_experts(
+    pool: Any, host_pool: HostPool, driver: ModuleType, tmp_path: Path
+) -> None:
+    spec = edit_workload(workload(tmp_path), text=HELD_OUT)
+    plan = Recipe(total_steps=8, lr_schedule="cosine", warmup_steps=2, validate_every=4, validate_batches=1)
+    wanted = train(spec, 4, plan)
+    folder = tmp_path / "checkpoints"
+    keeps = {"folder": str(folder), "every": 4, "keep": 2, "at_end": True}
+    options = {"recipe": plan, "tls": make_tls_certificate()}
+
+    def orders(cuts: Sequence[int], **more: Any) -> Any:
+        return driver.orders(spec, list(cuts), 4, "1f1b", 8, **options, **more)
+
+    with Hosts(orders([0, 2, 4], checkpoint=keeps, weights=True), HOLDERS, host_pool.take(2)) as hosts:
+        outcome = pool.run(hosts.orders)
+    assert not outcome.errors, outcome.errors
+    assert outcome.losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert outcome.validation == pytest.approx(wanted.validation, rel=1e-5)
+    for result in outcome.results.values():
+        for name, tensor in safetensors.load(result["weights"]).items():
+            assert torch.allclose(tensor, wanted.weights[name], rtol=1e-4, atol=1e-6), name
+    layers = {
+        layer: entry["sha256"]
+        for events in outcome.checkpoints.values()
+        for event in events
+        if event["step"] == 4
+        for layer, entry in event["layers"].items()
+    }
+    resume = {"step": 4, "folder": str(folder), "layers": layers}
+    with Hosts(orders([0, 4], resume=resume), HOLDERS, host_pool.take(2)) as hosts:
+        for told in (hosts.orders, orders([0, 4], resume=resume)):
+            outcome = pool.run(told)
+            assert not outcome.errors, outcome.errors
+            assert outcome.losses == pytest.approx(wanted.losses[4:], rel=1e-5)
 
 
 def test_a_late_host_is_masked_until_it_answers_and_the_record_makes_the_same_losses(
