@@ -47,6 +47,18 @@ def validation(batch_size, seed):
     x = torch.randn(batch_size, 5, generator=generator)
     yield x, x[:, :3].argmax(1)
 """
+TIRED = """class Tired(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.calls = 0
+    def forward(self, x):
+        if not hasattr(x, "fake_mode"):
+            self.calls += 1
+        if self.calls > 20:
+            raise ValueError("enough")
+        return super().forward(x)
+
+class Mixture"""
 SGD = ("torch.optim.AdamW(parameters, lr=0.01)", "torch.optim.SGD(parameters, lr=0.1, momentum=0.9)")
 
 
@@ -104,15 +116,19 @@ def test_data_parallel_ranks_use_the_same_hosts(
 ) -> None:
     spec = workload(tmp_path, SGD)
     wanted = train(spec, 4, recipe(STEPS))
-    seen = []
-    for _ in range(2):
-        orders = driver.side_by_side(spec, 4, [3, 1], star(2), STEPS, recipe=recipe(STEPS))
+    seen, repeats = [], 0
+    for form in ("float32", "float32", "fixed32"):  # the last one makes a step again where numbers do not fit
+        orders = driver.side_by_side(
+            spec, 4, [3, 1], star(2), STEPS, recipe=recipe(STEPS), sync={"format": form}
+        )
         with Hosts(orders, HOLDERS, host_pool.take(3)) as hosts:
             outcome = pool.run(hosts.orders)
         assert not outcome.errors, outcome.errors
         assert outcome.losses == pytest.approx(wanted.losses, rel=1e-5)
         seen.append(outcome.losses)
+        repeats = sum(event.get("repeats", 0) for event in outcome.steps[0])
     assert seen[0] == seen[1]
+    assert repeats
 
 
 def test_a_killed_host_is_gone_on_without_and_the_record_makes_the_same_losses(
@@ -240,6 +256,18 @@ def test_a_late_host_is_masked_until_it_answers_and_the_record_makes_the_same_lo
     assert any(not record["masks"]["1.0"]["missing"][str(step)] for step in range(13, STEPS))
     with Hosts(pipeline(driver, spec, [0, 4]), HOLDERS, host_pool.take(2), record=record) as hosts:
         assert pool.run(hosts.orders).losses == outcome.losses
+
+
+def test_an_expert_whose_own_code_fails_ends_the_run_and_is_named(
+    pool: Any, host_pool: HostPool, driver: ModuleType, tmp_path: Path
+) -> None:
+    spec = workload(tmp_path, ("lambda: nn.Linear(8, 8)", "Tired"))
+    edit_workload(spec, ("class Mixture", TIRED))
+    with Hosts(pipeline(driver, spec, [0, 4]), HOLDERS, host_pool.take(2)) as hosts:
+        outcome = pool.run(hosts.orders)
+    assert "ValueError: enough" in outcome.errors[0]["message"], outcome.errors
+    assert outcome.errors[0]["message"].startswith("the experts of host-")
+    assert len(outcome.steps[0]) > 1
 
 
 class Stranger:
