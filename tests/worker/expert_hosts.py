@@ -1,4 +1,7 @@
-"""Hosts of experts as real processes, with the launcher's part played here: no agent, no SSH."""
+"""Hosts of experts as real processes, with the launcher's part played here: no agent, no SSH.
+
+Also used by ``benchmarks/experts.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +30,13 @@ SURE_S = 120.0
 class Host:
     """One process, which is a host for one order after the other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._ours, theirs = socket.socketpair()
         module = ["-W", "error", "-m", "tests.worker.expert_hosts"]
         self.popen = subprocess.Popen(
             [sys.executable, *module, str(theirs.fileno()), str(folder)],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
             cwd=Path(__file__).parents[2],
         )
         theirs.close()
@@ -71,10 +74,12 @@ class Host:
 
 
 class HostPool:
-    """So many processes for hosts."""
+    """So many processes for hosts; ``env``: of each, what else it has in its environment."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self._hosts = [Host(folder) for _ in range(count)]
+    def __init__(
+        self, folder: Path, count: int, env: Callable[[int], Mapping[str, str]] = lambda _place: {}
+    ) -> None:
+        self._hosts = [Host(folder, env(place)) for place in range(count)]
 
     def take(self, count: int) -> list[Host]:
         """So many of them."""

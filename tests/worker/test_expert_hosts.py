@@ -34,8 +34,8 @@ from skyctl.experts.host_messages import (
     to_header,
 )
 from skyctl.experts.message_link import MessageLink
-from skyctl.worker.expert_orders import ExpertsOrder
 from skyctl.remote.credentials import make_tls_certificate
+from skyctl.worker.expert_orders import ExpertsOrder
 from skyctl.worker.experts.expert_check import check_expert_modules, check_expert_order
 from skyctl.workload.recipe import Recipe
 
