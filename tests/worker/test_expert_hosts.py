@@ -159,6 +159,35 @@ def test_a_killed_host_is_gone_on_without_and_the_record_makes_the_same_losses(
     assert outcome_again.results[0]["experts"]["record"] == record
 
 
+def test_data_parallel_ranks_lose_a_host(
+    pool: Any, host_pool: HostPool, mortals: HostPool, driver: ModuleType, tmp_path: Path
+) -> None:
+    spec = workload(tmp_path)
+    taken = [*host_pool.take(2), *mortals.take(1)]
+    holders = {1: [0, 1, 2, 0, 1, 2], 2: [2, 1, 0, 2, 1, 0]}
+
+    def kill(_pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and (rank, event["step"]) == (0, 8):
+            taken[2].kill()
+
+    orders = driver.side_by_side(spec, 4, [2, 2], star(2), STEPS, recipe=recipe(STEPS))
+    with Hosts(orders, holders, taken) as hosts:
+        outcome = pool.run(hosts.orders, kill)
+    assert not outcome.errors, outcome.errors
+    records = {rank: result["experts"]["record"] for rank, result in outcome.results.items()}
+    assert len(records[0]["moves"]) == 4
+    assert not records[1]["moves"]
+    for result in outcome.results.values():
+        assert list(result["experts"]["lost"]) == ["host-2"]
+        assert not result["experts"]["record"]["masks"]["1.0"]["missing"]["29"]
+    with Hosts(orders, holders, host_pool.take(3)) as hosts:
+        again = [
+            replace(order, experts=replace(order.experts, record=records[rank]))
+            for rank, order in enumerate(hosts.orders)
+        ]
+        assert pool.run(again).losses == outcome.losses
+
+
 def test_the_last_host_is_killed_and_the_rank_computes_the_experts_itself(
     pool: Any, host_pool: HostPool, mortals: HostPool, driver: ModuleType, tmp_path: Path
 ) -> None:

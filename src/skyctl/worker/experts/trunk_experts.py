@@ -256,7 +256,8 @@ class TrunkExperts:
             if not left:
                 self._compute_here(step)
                 return
-            loads = {host.place: 0.0 for host in left}
+            prompt = [host for host in left if not host.owes]
+            loads = {host.place: 0.0 for host in prompt or left}
             for key, place in self._holders.items():
                 if place in loads:
                     loads[place] += self._cost(key, place)
