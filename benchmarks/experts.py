@@ -11,16 +11,12 @@ Run: ``python benchmarks/experts.py``.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from tests.worker import driver
-from tests.worker.expert_hosts import HostPool, Hosts, recipe, spec_of
+from runs.driver import worker_driver
 
 from skyctl.planner.expert_placement.placement_search import even_placement, place_experts
 from skyctl.planner.expert_problem import ExpertDevice, ExpertLoad, ExpertPlacement, PlacementProblem
@@ -75,19 +71,33 @@ def main() -> None:
         folder = Path(name)
         path = folder / "train.py"
         path.write_text(SOURCE)
+        driver = worker_driver()
+        processes = import_module("tests.worker.expert_hosts")
         pool = driver.Pool(1, folder)
-        host_pool = HostPool(folder, len(SPEEDS), lambda place: {SLEEP: str(TOKEN_S / SPEEDS[place])})
+        taken = processes.HostPool(folder, len(SPEEDS), lambda place: {SLEEP: str(TOKEN_S / SPEEDS[place])})
+
+        def steps(placement: ExpertPlacement) -> tuple[float, list[int]]:
+            """(the median seconds of a step, by expert the tokens of all steps)."""
+            spec = processes.spec_of(path, TOKENS)
+            orders = driver.orders(spec, [0, 2], 1, "1f1b", STEPS, recipe=processes.recipe(STEPS))
+            with processes.Hosts(orders, {0: _holders(placement)}, taken.take(len(SPEEDS))) as hosts:
+                outcome = pool.run(hosts.orders)
+            assert not outcome.errors, outcome.errors
+            times = [event["iteration_s"] for event in outcome.steps[0][1:]]
+            tokens: list[int] = outcome.results[0]["experts"]["tokens"]["0"]
+            return median(times), tokens
+
         try:
             loads = [ExpertLoad(f"e{number}", 1.0, 1 << 16) for number in range(EXPERTS)]
             even = even_placement(PlacementProblem(loads, devices))
-            even_s, tokens = _steps(pool, host_pool, path, _holders(even))
+            even_s, tokens = steps(even)
             loads = [ExpertLoad(f"e{n}", count / STEPS, 1 << 16) for n, count in enumerate(tokens)]
             problem = PlacementProblem(loads, devices)
             placed = place_experts(problem)
-            placed_s, _ = _steps(pool, host_pool, path, _holders(placed))
+            placed_s, _ = steps(placed)
         finally:
             pool.close()
-            host_pool.close()
+            taken.close()
     figures = {
         "even_s": even_s,
         "placed_s": placed_s,
@@ -100,18 +110,6 @@ def main() -> None:
 def _holders(placement: ExpertPlacement) -> list[int]:
     """Of each expert its host's place; one that is split is on the host with the larger share."""
     return [int(max(shares, key=lambda name: (shares[name], name))[1:]) for shares in placement.shares]
-
-
-def _steps(
-    pool: driver.Pool, host_pool: HostPool, path: Path, holders: Sequence[int]
-) -> tuple[float, list[int]]:
-    """(the median seconds of a step, by expert the tokens of all steps)."""
-    orders = driver.orders(spec_of(path, TOKENS), [0, 2], 1, "1f1b", STEPS, recipe=recipe(STEPS))
-    with Hosts(orders, {0: holders}, host_pool.take(len(SPEEDS))) as hosts:
-        outcome = pool.run(hosts.orders)
-    assert not outcome.errors, outcome.errors
-    times = [event["iteration_s"] for event in outcome.steps[0][1:]]
-    return median(times), outcome.results[0]["experts"]["tokens"]["0"]
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class Hosts:
             order.world.rank: tuple(n for n in range(*order.layers) if n in holders) for order in orders
         }
         for place, host in enumerate(hosts):
-            order = ExpertHostOrder(
+            told = ExpertHostOrder(
                 run_id="test",
                 node=f"host-{place}",
                 device="cpu:0",
@@ -126,7 +126,7 @@ class Hosts:
                 steps=first.steps,
                 tls=first.world.tls,
             )
-            host.start(order, fail_every)
+            host.start(told, fail_every)
         self.ports = [host.listen() for host in hosts]
         led: set[int] = set()
         self.orders: list[RankOrder] = []
