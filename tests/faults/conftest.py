@@ -97,7 +97,7 @@ class Here(Skyctl):
     def plan(self) -> Path:
         """Probes and plans; the plan uses both nodes."""
         sizes = ("--batch-size", "8", "--microbatches", "4")
-        self.run_inside("probe", "train.py", *sizes)
+        self.probe_briefly("train.py", *sizes)
         self.run_inside("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json")
         return self.folder / "plan.json"
 
