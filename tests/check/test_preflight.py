@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.helpers.commands import run_in
+from tests.helpers.commands import run_inside
 
 from skyctl.check.check_report import CheckReport
 from skyctl.check.preflight import check_nodes
@@ -87,7 +87,7 @@ def test_command(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(
         "defaults: {transport: local}\nnodes:\n  - a\n  - {name: b, interface: nope0}\n"
     )
-    done = run_in(tmp_path, "check")
+    done = run_inside(tmp_path, "check")
     assert done.returncode == 4
     assert "✓ 1 node: a\n" in done.stdout
     assert "  ✗ address   node 'b' has no interface 'nope0'" in done.stdout
@@ -95,13 +95,13 @@ def test_command(tmp_path: Path) -> None:
     assert done.stdout.endswith("1 problem\n")
     assert "Traceback" not in done.stderr
 
-    well = run_in(tmp_path, "check", "--limit", "a")
+    well = run_inside(tmp_path, "check", "--limit", "a")
     assert well.returncode == 0, well.stderr
     assert len(well.stdout.splitlines()) <= 5
     assert "all well: 1 node (-v lists every check)" in well.stdout
-    assert "✓ a  127.0.0.1\n" in run_in(tmp_path, "check", "--limit", "a", "-v").stdout
+    assert "✓ a  127.0.0.1\n" in run_inside(tmp_path, "check", "--limit", "a", "-v").stdout
 
-    done = run_in(tmp_path, "check", "--limit", "a", "--json", "-q")
+    done = run_inside(tmp_path, "check", "--limit", "a", "--json", "-q")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["ok"] is True
@@ -109,15 +109,15 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_command_with_bad_input(tmp_path: Path) -> None:
-    done = run_in(tmp_path, "check")
+    done = run_inside(tmp_path, "check")
     assert done.returncode == 2
     assert "skyctl init" in done.stderr
     (tmp_path / "cluster.yaml").write_text("nodes:\n  - {name: a, prot: 1}\n")
-    done = run_in(tmp_path, "check")
+    done = run_inside(tmp_path, "check")
     assert (done.returncode, done.stdout) == (2, "")
     assert "cluster.yaml:2: unknown key 'prot' in node 'a'; did you mean 'port'?" in done.stderr
     (tmp_path / "cluster.yaml").write_text("nodes: [a]\n")
-    done = run_in(tmp_path, "check", "--limit", "b")
+    done = run_inside(tmp_path, "check", "--limit", "b")
     assert done.returncode == 2
     assert "(nodes: a)" in done.stderr
-    assert run_in(tmp_path, "check", "--dry-run").stdout == "would check a, and every pair of them\n"
+    assert run_inside(tmp_path, "check", "--dry-run").stdout == "would check a, and every pair of them\n"

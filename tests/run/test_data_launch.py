@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.helpers.commands import run_in
+from tests.helpers.commands import run_briefly
 from tests.worker.workloads import OPTIMIZERS, WORKLOAD
 
 from skyctl.compare.chrome_trace import MEASURED_PID, SIMULATED_PID
@@ -19,7 +19,7 @@ def test_equal_shares_run_and_are_traced(tmp_path: Path) -> None:
         "nodes:\n  - {name: a, transport: local, threads: 1}\n  - {name: b, transport: local, threads: 1}\n"
     )
     sized = ("--batch-size", "8", "--microbatches", "3", "--parallel", "data", "--strategy", "even")
-    done = run_in(tmp_path, "launch", "train.py", *sized, "--steps", "4", "--trace", "--json")
+    done = run_briefly(tmp_path, "launch", "train.py", *sized, "--steps", "4", "--trace", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["version"] == 7
