@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import cache_from_source
@@ -53,8 +54,12 @@ settings.load_profile("repeatable")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first: where several run at a time, none of them is the last one alone."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow and item.path.parent.name not in LONG)
+    slow = Counter(
+        item.path
+        for item in items
+        if item.get_closest_marker("slow") and not item.get_closest_marker("matrix")
+    )
+    items.sort(key=lambda item: -max(slow[item.path], item.path.parent.name in LONG))
 
 
 @pytest.hookimpl(tryfirst=True)

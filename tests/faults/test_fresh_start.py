@@ -146,10 +146,10 @@ def test_it_says_and_writes_what_it_would_have_without(here: Any) -> None:
 @pytest.mark.parametrize(
     ("signum", "code", "delays_s"),
     [
-        (signal.SIGINT, 130, (0.0, 0.4, 1.6)),
-        (signal.SIGTERM, 143, (0.1, 0.9)),
-        pytest.param(signal.SIGINT, 130, (0.1, 0.9), marks=pytest.mark.matrix),
-        pytest.param(signal.SIGTERM, 143, (0.0, 0.4, 1.6), marks=pytest.mark.matrix),
+        (signal.SIGINT, 130, (0.4,)),
+        (signal.SIGTERM, 143, (0.9,)),
+        pytest.param(signal.SIGINT, 130, (0.0, 0.1, 0.9, 1.6), marks=pytest.mark.matrix),
+        pytest.param(signal.SIGTERM, 143, (0.0, 0.1, 0.4, 1.6), marks=pytest.mark.matrix),
     ],
 )
 def test_a_signal_meanwhile_stops_the_run(

@@ -92,7 +92,13 @@ def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix),  # test_survival.py interrupts one
+        (signal.SIGTERM, 143),
+    ],
+)
 def test_an_interrupt_stops_everything(planned, signum: signal.Signals, code: int) -> None:
     run = planned.launch("plan.json", *STEPS).wait_for(1)
     run.child.process.send_signal(signum)
