@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.helpers.commands import run_in
+from tests.helpers.commands import run_briefly, run_in
 from tests.workload.hf import hub_folders
 
 from skyctl.checkpoint.node import safetensors
@@ -33,7 +33,7 @@ def test_a_run_that_learns_its_records_by_heart_stops_and_exports_its_best(tmp_p
     sized = ("--batch-size", "8", "--microbatches", "2", "--steps", "400", "--learning-rate", "1e-2")
     trained = ("--lora", "r=8,alpha=32", "--data", "notes.jsonl", "--eval-every", "5", "--patience", "2")
     placed = ("--strategy", "even", "--parallel", "pipeline", "--no-compare", "--json")
-    done = run_in(tmp_path, "launch", "hf:tiny,context=12", *sized, *trained, *placed)
+    done = run_briefly(tmp_path, "launch", "hf:tiny,context=12", *sized, *trained, *placed)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     losses = {point["step"] + 1: point["loss"] for point in found["validation"]}

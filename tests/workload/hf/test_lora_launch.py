@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.commands import run_in
+from tests.helpers.commands import run_briefly, run_in
 from tests.workload.hf import hub_folders
 
 from skyctl.checkpoint.node import safetensors
@@ -109,7 +109,7 @@ def a_folder(tmp_path: Path, kind: str) -> Path:
 def launch(folder: Path, *words: str) -> Any:
     sized = ("--batch-size", str(BATCH), "--microbatches", str(MICROBATCHES), "--data", "story.txt")
     asked = ("hf:tiny,context=12", "--lora", LORA, *sized, "--learning-rate", str(RATE), *words, "--json")
-    done = run_in(folder, "launch", *asked)
+    done = run_briefly(folder, "launch", *asked)
     assert done.returncode == 0, done.stderr
     return done
 
