@@ -235,7 +235,8 @@ def run_seeds(
                     figures["encrypted"] = carrier == "skyctl" and encrypted(seed)
                     figures["elastic"] = elastic(seed, its, carrier)
                     strikes = draw(seed, name, steps, faults, kinds)
-                    words = ("--encrypt",) if figures["encrypted"] else ("--backend", carrier)
+                    words: tuple[str, ...] = ("--backend", carrier)
+                    words = ("--encrypt",) if figures["encrypted"] else words
                     words += ("--elastic",) if figures["elastic"] else ()
                     figures |= play(where, steps, strikes, *words, verbose=verbose)
                     record.parent.mkdir(parents=True, exist_ok=True)
