@@ -144,8 +144,8 @@ def test_holders_are_killed_as_they_change_over_or_a_sum_is_in_flight(
     assert left_of_state(nodes.state) == []
 
 
-@pytest.mark.matrix  # that several are killed in one run, the test above shows
-@pytest.mark.parametrize("plan", ["four", "hybrid"])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [pytest.param("four", marks=pytest.mark.matrix), "hybrid"])
 def test_two_at_once_and_then_one_before_its_attempt_has_made_a_step(
     nodes: Any, losses: list[float], plan: str
 ) -> None:
