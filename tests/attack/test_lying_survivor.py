@@ -1,6 +1,6 @@
-"""A member of an elastic run lies to the others over its real lines: it is named, and left out.
+"""A member of an elastic run lies to the others over its real lines: it is named, or nobody heeds it.
 
-The run goes on in its attempt, with the losses of a run without the lie.
+What it says may also end the run's attempt; the losses are always those of a run without the lie.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from ..helpers.commands import Skyctl
 from .backends import SKYCTL, Over
-from .liars import honest_losses, lie_in_a_run, nothing_is_left, three_nodes
+from .liars import STEPS, honest_losses, lie_in_a_run, nothing_is_left, three_nodes, went_on_without_it
 from .test_lying_rank import TRAIN as LYING_TRAIN
 
 LIES = """\
@@ -36,6 +36,21 @@ def lie(count):
         nobody = m.Generation(1, now.members, dict.fromkeys(now.members, (0, 1)), step=99)
         for rank in (0, 1):
             lines.send(rank, m.Chosen(nobody))
+    elif LIE == "digest" and count == 17:
+        honest = members.vote
+        members.vote = lambda number, step, digests, *rest: honest(
+            number, step, dict.fromkeys(digests, "f" * 32), *rest
+        )
+    elif LIE == "old" and count >= 17:
+        told = [m.Trouble(0)] if count == 17 else [
+            m.Vote(0, members._agreement.step, {0: "f" * 32}),
+            m.Commit(0, members._agreement.step),
+            m.Accept(0, (99, 2), m.Generation(1, (2,), {2: (0, 4)}, held={2: ((0, 4),)})),
+            m.Chosen(m.Generation(0, (2,), {2: (0, 4)})),
+        ]
+        for rank in (0, 1):
+            for message in told:
+                lines.send(rank, message)
 """
 BEFORE, REST = LYING_TRAIN.split("def channel()")
 TRAIN = BEFORE + LIES + "\n\n" + REST[REST.index("class Stage") :]
@@ -77,4 +92,22 @@ def test_the_others_leave_it_out_in_that_step(
     said = (run.folder / "attempts/1/logs/rank-000.log").read_text()
     assert words in said
     assert ": it is left out" in said
+    nothing_is_left(three)
+
+
+def test_a_sum_that_it_votes_for_otherwise_takes_no_effect(
+    three: Skyctl, losses: list[float], over: Over
+) -> None:
+    run, err = lie_in_a_run(three, over, "digest", "plan.json", "--elastic")
+    assert "is not the same on rank 2 as on rank 0" in err
+    went_on_without_it(run, err, losses)
+    nothing_is_left(three)
+
+
+def test_messages_of_an_old_generation_are_not_heeded(three: Skyctl, losses: list[float], over: Over) -> None:
+    run, _ = lie_in_a_run(three, over, "old", "plan.json", "--elastic")
+    run.is_as(losses, 1)
+    events = (run.folder / "attempts/1/events.jsonl").read_text()
+    assert '"number": 1' in events, "there was a newer one"
+    assert len(run.steps) == STEPS
     nothing_is_left(three)

@@ -11,7 +11,7 @@ import pytest
 from skyctl.agent.task_events import to_message
 from skyctl.checkpoint.node.replicator_events import ShardDigest
 from skyctl.records.cluster import Node
-from skyctl.remote.remote_task import TaskExit
+from skyctl.remote.remote_task import TaskError, TaskExit
 from skyctl.run.attempt_state import (
     AttemptState,
     CheckpointWritten,
@@ -115,6 +115,16 @@ def test_who_takes_the_run_over_goes_on_without_whom_was_lost_before() -> None:
     assert changed == MembersChanged((1, 2))
     leaves(adopted, 0)
     assert adopted.goes_on_without(adopted.ranks[0])
+
+
+def test_nobody_goes_on_without_who_says_that_another_lies() -> None:
+    """Whose sum is the right one is not known then."""
+    state = started()
+    said = {"event": "error", "message": "the sum of step 1 is not the same on rank 2 as on rank 0"}
+    state.ranks[0].failure = TaskError(**said, type="PeerProtocolError", peer_rank=2)
+    assert not state.goes_on_without(state.ranks[0])
+    state.ranks[0].failure = TaskError(**said, type="PeerLostError", peer_rank=2)
+    assert state.goes_on_without(state.ranks[0])
 
 
 def test_with_fewer_than_are_asked_for_it_does_not_go_on() -> None:

@@ -26,7 +26,7 @@ from skyctl.run.batch_check import REPEATS, same_tensors, step_fault
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.journal import EventHistory
 from skyctl.run.key_exchange import KeyExchange
-from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState
+from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState, accused_rank
 from skyctl.run.rank_messages import RankMessageReader, admission_keys
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of
 from skyctl.run.step_collector import StepCollector
@@ -179,6 +179,8 @@ class AttemptState:
             return False
         if rank.is_out or rank.is_joining:
             return True
+        if accused_rank(rank) is not None:  # it may be right: those that are left could train on another sum
+            return False
         return (
             rank.failure is not None and len({r.spec.pipeline for r in self.members}) >= order.elastic.least
         )
