@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -158,17 +159,28 @@ def test_a_message_that_is_none_names_its_sender() -> None:
             read_message(peer, text)
 
 
-def test_what_a_rank_says_last_arrives_though_it_leaves_at_once() -> None:
-    """The others may need it to agree on going on without that rank."""
+@pytest.fixture
+def groups() -> Iterator[list[Any]]:
+    """Two ranks of this process, connected."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    groups, connecting = [], []
+    made, connecting = [], []
     for rank in range(2):
         options = PairOptions({1 - rank: "127.0.0.1"}, {1 - rank: "theirs"})
         asked = SimpleNamespace(group_rank=rank, group_size=2, timeout=timedelta(seconds=20))
-        group = make_group(asked, options)
-        groups.append(group)
-        connecting.append(run_in_thread(lambda group=group, options=options: group.connect(store, options)))
+        made.append(make_group(asked, options))
+        connecting.append(run_in_thread(partial(made[-1].connect, store, options)))
     wait_for_all(connecting, 20.0)
+    yield made
+    for group in made:
+        group.close()
+
+
+def lines(group: Any, peer: int, hear: Any = lambda *_: None, lost: Any = lambda _: None) -> MemberLines:
+    return MemberLines({peer: Peer(group, peer)}, hear, lost, lambda: None)
+
+
+def test_what_a_rank_says_last_arrives_though_it_leaves_at_once(groups: list[Any]) -> None:
+    """The others may need it to agree on going on without that rank."""
     numbers: list[int] = []
     is_lost = threading.Event()
 
@@ -177,21 +189,32 @@ def test_what_a_rank_says_last_arrives_though_it_leaves_at_once() -> None:
             numbers.append(message.number)
             time.sleep(0.005)  # a machine that is busy
 
-    leaves = MemberLines({1: Peer(groups[0], 1)}, lambda *_: None, lambda _: None, lambda: None)
-    stays = MemberLines({0: Peer(groups[1], 0)}, hear, lambda _: is_lost.set(), lambda: None)
-    try:
-        leaves.start()
-        stays.start()
-        for number in range(40):
-            leaves.send(1, Trouble(number, ()))
-        leaves.close()
-        groups[0].close()
-        assert is_lost.wait(20.0)
-    finally:
-        stays.close()
-        for group in groups:
-            group.close()
+    leaves, stays = lines(groups[0], 1), lines(groups[1], 0, hear, lambda _: is_lost.set())
+    leaves.start()
+    stays.start()
+    for number in range(40):
+        leaves.send(1, Trouble(number, ()))
+    leaves.close()
+    groups[0].close()
+    assert is_lost.wait(20.0)
+    stays.close()
     assert numbers == list(range(40))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_line_on_which_nobody_listens_any_more_is_lost(groups: list[Any]) -> None:
+    """Whatever has ended that: else all would wait for that rank for ever."""
+    is_lost = threading.Event()
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a fault of ours")
+
+    ends = [lines(groups[0], 1), lines(groups[1], 0, fail, lambda _: is_lost.set())]
+    for end in ends:
+        end.start()
+    assert is_lost.wait(20.0)
+    for end in ends:
+        end.close()
 
 
 def test_a_silence_is_unusual_once_the_usual_is_known() -> None:

@@ -198,6 +198,7 @@ class MemberLines:
         except RunError as exc:
             if isinstance(exc, PeerProtocolError):  # nobody else says why that rank is left out
                 print(f"{exc.message}: it is left out", file=sys.stderr, flush=True)
+        finally:  # whatever ends it: a line that nobody listens on is none
             self.lose(rank)
 
     def _beat(self) -> None:
