@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import py_compile
 import shutil
 import signal
 import tempfile
@@ -19,7 +18,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -156,28 +154,6 @@ def dtype_support(_clean_session: None, pytestconfig: pytest.Config) -> Path:
             os.environ[ISA_VARIABLE] = cap
             find_dtype_support(dtype, folder)  # what nodes look for with that environment
     return folder / FILE_NAME
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _bytecode_made_once() -> Iterator[None]:
-    """A cache of a test's own gets skyctl's node package; its modules are compiled once in this process."""
-    compile_file, made = py_compile.compile, dict[tuple[bytes, str], bytes]()
-
-    def compile_once(file: str, **how: Any) -> str | None:
-        if how.keys() != {"dfile", "doraise", "invalidation_mode"}:  # not as a node's cache compiles
-            return compile_file(file, **how)
-        place = Path(cache_from_source(file))
-        known = (Path(file).read_bytes(), str(how["invalidation_mode"]))
-        if known in made:
-            place.write_bytes(made[known])
-        else:
-            compile_file(file, **how)
-            made[known] = place.read_bytes()
-        return str(place)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(py_compile, "compile", compile_once)
-        yield
 
 
 @pytest.fixture(autouse=True)

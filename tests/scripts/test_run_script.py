@@ -207,16 +207,20 @@ def test_ctrl_c_ends_it_and_output_comes_home(here: Skyctl) -> None:
 
 
 def test_detached_it_is_listed_attached_to_and_ends(here: Skyctl) -> None:
-    (here.folder / "ticks.py").write_text(TICKS)
+    enough = here.folder / "enough"  # it goes on until somebody has attached to it, on any machine
+    ends = f"    if os.path.exists({str(enough)!r}):\n        break\n"
+    (here.folder / "ticks.py").write_text(TICKS + ends)
     left = json.loads(
-        here.run("run", "--detach", "--json", "--output", "kept", "ticks.py", TICKS="60").stdout
+        here.run("run", "--detach", "--json", "--output", "kept", "ticks.py", TICKS="1000").stdout
     )
     assert left == {"run_id": run_id(here), "detached": True}
     (listed,) = json.loads(here.run("ps", "--json").stdout)["runs"]
     assert (listed["status"], listed["steps"], listed["workload"]) == ("running", None, "ticks.py")
     assert here.run("logs", "-n", "1", "--rank", "1").stdout.startswith("tick ")
-    done = here.run("attach")
-    assert "[2 c] tick 59" in done.stdout
+    child = here.start("attach")
+    until(lambda: "[2 c] tick " in child.out, lambda: child.text)
+    enough.touch()
+    child.end(0)
     assert (here.folder / "kept" / "rank-1" / "last.txt").read_text() == "1"
     again = json.loads(here.run("attach", "--json").stdout)
     assert (again["status"], again["output_files"]) == ("done", 3)
