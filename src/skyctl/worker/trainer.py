@@ -60,6 +60,7 @@ from skyctl.worker.sums.gradient_sync import GradientSync
 from skyctl.worker.sums.summed_gradients import check_summable
 from skyctl.worker.trace.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import StepMaker, TrainingLoop
+from skyctl.worker.updates.best_validation import BestSoFar
 from skyctl.worker.updates.delayed_sync import DelayedSync
 from skyctl.worker.updates.gradient_clipping import GradientClipper
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
@@ -95,6 +96,7 @@ class Trainer:
         self._experts: TrunkExperts | None = None
         self._turns: DeviceTurns | NoTurns = NO_TURNS
         self._stop_requested = self._is_out_of_patience = False
+        self._best = BestSoFar(order.best)
         first, _ = order.microbatch_range
         self._recorder = TraceRecorder(first_microbatch=first) if order.trace else None
 
@@ -468,7 +470,7 @@ class Trainer:
     def _make_maker(self, executor: Executor, update: StageUpdate, first_step: int) -> StepMaker:
         """What makes the run's steps, or rounds."""
         if isinstance(executor.rule, ElasticSteps):
-            executor.rule.attach(executor, self._batches, self._seeder)
+            executor.rule.attach(executor, self._batches, self._seeder, self._best)
             return executor.rule
         if self._order.rounds is None:
             return executor
@@ -524,7 +526,7 @@ class Trainer:
             stages=self._stages if validator is not None and not self._batches.are_owned else None,
             is_first=None if self._elastic is None else self._is_first_member,
             is_only_pipeline=self._batches.is_only_pipeline,
-            best=self._order.best,
+            best=self._best,
             turns=self._turns,
             experts=self._experts,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.pipeline.validation import Validator
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_events import BatchSketch, StepEvent, ValidationEvent
-from skyctl.worker.rank_order import BestValidation
 from skyctl.worker.stage_group import StageGroup
+from skyctl.worker.updates.best_validation import BestSoFar
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.worker.updates.step_report import StepReport
 from skyctl.workload.recipe import Recipe
@@ -70,7 +70,7 @@ class TrainingLoop:
             each owner's, or nobody validates.
         is_only_pipeline: there are no others, which can't know whether a validation was the best yet.
         is_first: whether it is this rank that validates now; None: whoever has a validator does.
-        best: the best validation so far.
+        best: the best validation so far; other pipelines tell of theirs.
         turns: of the device, which is told what is left to do.
         experts: on hosts; None: there are none.
         is_out_of_patience: the run ends with the next step, as no validation was better for too long.
@@ -90,7 +90,7 @@ class TrainingLoop:
     stages: StageGroup | None = None
     is_only_pipeline: bool = True
     is_first: Callable[[], bool] | None = None
-    best: BestValidation | None = None
+    best: BestSoFar = field(default_factory=BestSoFar)
     turns: DeviceTurns | NoTurns = NO_TURNS
     experts: TrunkExperts | None = None
     is_out_of_patience: bool = False
@@ -148,7 +148,7 @@ class TrainingLoop:
 
     def _check_patience(self, done: int) -> None:
         if self.stages is not None:
-            self.is_out_of_patience = self.recipe.loses_patience(done, self.best.step if self.best else 0)
+            self.is_out_of_patience = self.recipe.loses_patience(done, self.best.step)
 
     def _validate(self, step: int) -> bool:
         """Validates; returns whether the loss is the best so far, on all stages alike."""
@@ -166,9 +166,7 @@ class TrainingLoop:
             return False
         loss = torch.tensor([validation.loss if validation is not None else 0.0], dtype=torch.float64)
         self.stages.all_reduce(loss)  # the last stage's is the only one
-        is_best = self.best is None or loss.item() < self.best.loss
-        if is_best:
-            self.best = BestValidation(step + 1, loss.item())
+        is_best = self.best.note(step + 1, loss.item())
         self._check_patience(step + 1)
         return is_best
 

@@ -19,6 +19,8 @@ import torch
 from tests.helpers.orders import with_fields
 from tests.worker.elastic_pipelines import pipelines, trees_of
 from tests.worker.sums import RouteEdges, ring, star
+from tests.worker.test_early_stop import GIVEN_LOSSES, VALIDATION
+from tests.worker.workloads import edit_workload
 
 from skyctl.agent.task_orders import write_request
 from skyctl.checkpoint.node import safetensors
@@ -29,6 +31,7 @@ from skyctl.worker.rank_order import (
     RoutePlace,
 )
 from skyctl.worker.rank_requests import AdmitRequest
+from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
@@ -208,6 +211,36 @@ def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: P
                 assert torch.equal(tensor, expected[name]), (rank, name)
             else:
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_who_validates_after_the_first_rank_is_lost_knows_the_best_so_far(
+    workload: Workloads, driver: ModuleType, tmp_path: Path
+) -> None:
+    """Every validation finds the same loss, so none but the first is the best, and patience goes on."""
+    train, validate = GIVEN_LOSSES
+    slow = validate.replace("        return", "        __import__('time').sleep(0.1)\n        return", 1)
+    spec = edit_workload(
+        workload(batch_size=8), (train, slow), text=VALIDATION.replace("GIVEN", str([2.0] * 8))
+    )
+    routes, folder = ring(3), tmp_path / "r"
+    recipe = Recipe(validate_every=2, total_steps=16, patience=4).to_dict()
+    kept = {"folder": str(folder), "every": 0, "keep": 2, "at_end": True}
+    plain = driver.side_by_side(
+        spec, LAYERS, [2, 1, 1], routes, 16, sync={"format": "fixed32"}, recipe=recipe, checkpoint=kept
+    )
+    pool = driver.Pool(3, tmp_path)
+    pool.stall_s = PATIENCE_S
+    try:
+        done = pool.run(elastic(plain, routes), Killer([0], 4, 0.0))
+    finally:
+        pool.close()
+    assert sorted(done.results) == [1, 2], done.errors
+    validated = [(rank, event["step"]) for rank, event in done.order if event["event"] == "validation"]
+    assert validated[0] == (0, 1)
+    assert validated[-1] == (1, 9)
+    assert [done.results[rank]["steps"] for rank in (1, 2)] == [11, 11]
+    assert done.results[1]["stopped_early"]
 
 
 @pytest.mark.slow

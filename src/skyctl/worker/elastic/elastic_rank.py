@@ -14,7 +14,7 @@ from skyctl.checkpoint.node.shards import StageState
 from skyctl.errors import RunError, SkyctlError, WorkloadError
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.checkpointer import ShardOrigin
-from skyctl.worker.elastic.elastic_steps import LOSS, ElasticSteps, SumConnections, interrupt_in_thread
+from skyctl.worker.elastic.elastic_steps import SHARED, ElasticSteps, SumConnections, interrupt_in_thread
 from skyctl.worker.elastic.given_state import StateGiver, StateReceiver
 from skyctl.worker.elastic.membership import Membership
 from skyctl.worker.member_messages import Accept, Generation, MemberMessage, Prepare, StatePart
@@ -141,8 +141,8 @@ class ElasticRank:
 
     @property
     def shared_bytes(self) -> int:
-        """How many bytes ranks share beside a sum: each its loss."""
-        return LOSS.size * len(self._elastic.pipelines)
+        """How many bytes ranks share beside a sum: each its loss, and the best validation."""
+        return SHARED.size * len(self._elastic.pipelines)
 
     @property
     def is_first(self) -> bool:

@@ -35,12 +35,14 @@ from skyctl.worker.pipeline.executor import Executor
 from skyctl.worker.pipeline.layer_seeder import LayerSeeder
 from skyctl.worker.rank_order import ElasticOrder, IndexRange, SumGroupOrder
 from skyctl.worker.sums.gradient_sync import GradientSync
+from skyctl.worker.updates.best_validation import BestSoFar
 from skyctl.worker.updates.stage_update import StageUpdate
 from skyctl.worker.updates.step_report import StepReport
 from skyctl.worker.updates.update_rules import EachStep
 
-LOSS = struct.Struct("<d")
-"""A rank's part of a step's loss, as it shares it beside the sum: of who is lost then, it is known still."""
+SHARED = struct.Struct("<ddQ")
+"""What a rank shares beside the sum, as others need it if that rank is lost: its part of the step's loss, and
+the lowest validation loss with the steps that were done then (0: none)."""
 RECONNECT_S = 3600.0
 """For members to come to a sum that is made again; their signs of life say earlier if they don't."""
 NO_SHARE: IndexRange = (0, 0)
@@ -161,9 +163,10 @@ class ElasticSteps(EachStep):
         self._share = order.shares[order.pipelines[rank]] if order.join is None else NO_SHARE
         self._paces: deque[float] = deque(maxlen=_KEPT_PACES)
 
-    def attach(self, executor: Executor, batches: RankBatches, seeder: LayerSeeder) -> None:
-        """What makes microbatches, before the first step."""
+    def attach(self, executor: Executor, batches: RankBatches, seeder: LayerSeeder, best: BestSoFar) -> None:
+        """What makes microbatches, before the first step; ``best``: is told of others' validations."""
         self._executor, self._rank_batches, self._seeder = executor, batches, seeder
+        self._best = best
 
     def read(self, first: Prefetcher) -> ElasticBatches:
         """What reads batches, whatever the share is; ``first``: that with which this rank begins."""
@@ -246,7 +249,7 @@ class ElasticSteps(EachStep):
                 try:
                     if not has_begun:
                         self._sums.begin(step, early=False)
-                    sync_report = self._sums.finish(is_last=report.is_last, shared=self._own_loss())
+                    sync_report = self._sums.finish(is_last=report.is_last, shared=self._own_part())
                 except PeerProtocolError:
                     raise
                 except RunError:
@@ -261,7 +264,11 @@ class ElasticSteps(EachStep):
                 if self._members.vote(self._number, step, dict(digests), self._step_pace_s):
                     break
         report.is_last = sync_report.is_last
-        self._loss = sum(part for (part,) in LOSS.iter_unpack(sync_report.shared))
+        parts = list(SHARED.iter_unpack(sync_report.shared))
+        self._loss = sum(loss for loss, _, _ in parts)
+        for _, loss, done in parts:
+            if 0 < done <= step:
+                self._best.note(done, loss)
         self._sums.apply()
         self._update.make(step, report)
         return False
@@ -284,9 +291,10 @@ class ElasticSteps(EachStep):
         self._executor.take_share(self._rank_batches.all_sizes[slice(*share)])
         self._seeder.first_microbatch = share[0]
 
-    def _own_loss(self) -> bytes:
-        own = LOSS.pack(self._executor.loss)
-        return b"".join(own if rank == self._rank else bytes(LOSS.size) for rank in self._places)
+    def _own_part(self) -> bytes:
+        best = self._best
+        own = SHARED.pack(self._executor.loss, best.loss if best.step else 0.0, best.step)
+        return b"".join(own if rank == self._rank else bytes(SHARED.size) for rank in self._places)
 
     def _begin_again(self) -> None:
         """Drops what was made of the step."""
@@ -346,7 +354,7 @@ class ElasticSteps(EachStep):
         self._number = generation.number
         self._places = list(generation.members)
         groups = [self._among(group, generation) for group in self._groups]
-        self._sums.reroute(groups, self._peers, LOSS.size * len(self._places))
+        self._sums.reroute(groups, self._peers, SHARED.size * len(self._places))
         self._tell(generation)
         return True
 
