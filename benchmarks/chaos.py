@@ -235,9 +235,9 @@ def run_seeds(
                     figures["encrypted"] = carrier == "skyctl" and encrypted(seed)
                     figures["elastic"] = elastic(seed, its, carrier)
                     strikes = draw(seed, name, steps, faults, kinds)
-                    words: tuple[str, ...] = ("--backend", carrier)
-                    words = ("--encrypt",) if figures["encrypted"] else words
-                    words += ("--elastic",) if figures["elastic"] else ()
+                    words = ["--encrypt"] if figures["encrypted"] else ["--backend", carrier]
+                    if figures["elastic"]:
+                        words.append("--elastic")
                     figures |= play(where, steps, strikes, *words, verbose=verbose)
                     record.parent.mkdir(parents=True, exist_ok=True)
                     with record.open("a") as file:

@@ -1,4 +1,4 @@
-"""Which experts answer in each step: the deadline, the mask that it gives, and the record of masks. Pure."""
+"""Which experts answer in each step: the deadline of their answers, and the record of masks. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from skyctl.errors import InputError, RunError
+from skyctl.errors import InputError
 from skyctl.schedule.unusual_times import SPREADS, unusual_after_s
 
 KEPT_TIMES = 256
@@ -34,26 +34,6 @@ class AnswerDeadline:
         if len(self._times) < LEAST_TIMES:
             return None
         return unusual_after_s(self._times, median(self._times) / SPREADS)
-
-
-def living_experts(answer_s: Sequence[float | None], limit_s: float | None) -> tuple[bool, ...]:
-    """The step's mask: by expert, whether its answer counts. If all are late, the quickest one's does.
-
-    Args:
-        answer_s: by expert, the seconds that it took; None: its device is lost.
-        limit_s: the deadline; None: all that answer count.
-
-    Raises:
-        RunError: no expert answered at all.
-    """
-    there = [value for value in answer_s if value is not None]
-    if not there:
-        raise RunError(
-            f"none of the {len(answer_s)} experts answered",
-            hint="at least one device with experts must be there",
-        )
-    within_s = max(there) if limit_s is None else max(limit_s, min(there))
-    return tuple(value is not None and value <= within_s for value in answer_s)
 
 
 class MaskRecord:

@@ -150,7 +150,7 @@ class HostClient:
         return None if limit_s is None else max(limit_s, self._least_wait_s)
 
     def lose(self, reason: str) -> None:
-        """It is asked no more."""
+        """Counts the host as lost: its calls end without answers, and nothing is asked of it any more."""
         self._link.close()
         self._end(reason)
 

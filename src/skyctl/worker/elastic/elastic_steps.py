@@ -293,7 +293,7 @@ class ElasticSteps(EachStep):
 
     def _own_part(self) -> bytes:
         best = self._best
-        own = SHARED.pack(self._executor.loss, best.loss if best.step else 0.0, best.step)
+        own = SHARED.pack(self._executor.loss, best.loss, best.step)
         return b"".join(own if rank == self._rank else bytes(SHARED.size) for rank in self._places)
 
     def _begin_again(self) -> None:

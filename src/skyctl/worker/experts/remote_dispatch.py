@@ -42,7 +42,13 @@ class Switchboard(Protocol):
         """A call has brought nothing back."""
 
     def note_tokens(self, layer: int, first: int, counts: Sequence[int], nbytes: int) -> None:
-        """Tokens were sent."""
+        """Notes what was sent in a forward.
+
+        Args:
+            first: the number of the first expert.
+            counts: tokens of each expert from there on.
+            nbytes: of all these tokens.
+        """
 
 
 class RemoteDispatch:

@@ -209,7 +209,7 @@ class TrunkExperts:
         calls.setdefault(self._step, []).append(number)
 
     def note_tokens(self, layer: int, first: int, counts: Sequence[int], nbytes: int) -> None:
-        """Tokens were sent."""
+        """As of ``Switchboard``: adds to the experts' loads, and to the step's traffic there and back."""
         self._traffic += 4 * nbytes
         for number, count in enumerate(counts, first):
             self._loads[layer, number] += count
