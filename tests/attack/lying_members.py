@@ -31,17 +31,19 @@ Lie = Callable[["Teller"], None]
 
 @dataclass(frozen=True)
 class Teller:
-    """The liar's line to one honest rank."""
+    """The liar's line to one honest rank, and the lock of whoever writes on it: its signs of life go on."""
 
     peer: Peer
+    lock: threading.Lock
 
     def says(self, *messages: MemberMessage) -> None:
         for message in messages:
             self.writes(json.dumps({"kind": message.kind} | write_fields(message)).encode())
 
     def writes(self, text: bytes) -> None:
-        self.announces(len(text))
-        self.peer.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), _TEXT_TAG)
+        with self.lock:
+            self.announces(len(text))
+            self.peer.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), _TEXT_TAG)
 
     def announces(self, nbytes: int) -> None:
         self.peer.send(torch.tensor([nbytes], dtype=torch.int64), _SIZE_TAG)
@@ -78,9 +80,11 @@ def play(liar: int, lie: Lie) -> Outcome:
             try:
                 for step in range(STEPS):
                     if step == LIE_AT and rank == liar:
-                        for peer in ends[rank].values():
-                            lie(Teller(peer))
-                        told.set()
+                        try:
+                            for other, peer in ends[rank].items():
+                                lie(Teller(peer, members[rank]._lines._locks[other]))
+                        finally:  # whoever heard it first may have had it left out before the next is told
+                            told.set()
                     if step == LIE_AT and rank == late:
                         may_vote.wait(LIMIT_S)
                     while not members[rank].vote(members[rank].generation.number, step, {0: f"{step:032x}"}):

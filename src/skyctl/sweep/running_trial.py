@@ -99,7 +99,8 @@ class RunningTrial:
         """The trial as it has ended."""
         self.ended()
         status, why = self._verdict()
-        result = self.heard.result
+        # A process that is ended says so in time or not: its status would be chance, and nothing of its own.
+        result = self.heard.result if self.ending is None else None
         return self.trial.model_copy(
             update={
                 "status": status,
