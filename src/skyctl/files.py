@@ -250,6 +250,7 @@ class RunPaths:
         self.measurement = self.folder / "measurement.json"
         self.outcome = self.folder / "outcome.json"
         self.metrics = self.folder / "metrics.jsonl"
+        self.experts = self.folder / "experts.json"
         self.tensorboard = self.folder / "tensorboard"
         self.weights = self.folder / "weights.safetensors"
         self.trace = self.folder / "trace.json"

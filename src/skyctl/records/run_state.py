@@ -80,6 +80,7 @@ class RunAttempt(Record):
     ``planned``: it is no restart: it replaced a healthy one (a node joined, a better plan), or a
     script goes on without a lost node.
     ``trial``: it only timed a script's first steps. ``error``: what ended it, where something did.
+    ``expert_hosts``: the devices that host experts, beside the ranks' ``devices``.
     ``first_steps``: None until they have ended, and where their times tell nothing.
     """
 
@@ -91,6 +92,7 @@ class RunAttempt(Record):
     planned: bool = False
     trial: bool = False
     devices: Seq[Name] = ()
+    expert_hosts: Seq[Name] = ()
     predicted_iteration_s: float | None = None
     error: str | None = None
     first_steps: FirstSteps | None = None

@@ -41,6 +41,7 @@ from skyctl.run.attempt_state import (
 )
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.elastic_spec import memory_to_enter
+from skyctl.run.expert_hosts import ExpertHosts
 from skyctl.run.first_steps_check import FirstStepsCheck, KeepPart
 from skyctl.run.health_monitor import HealthMonitor
 from skyctl.run.journal import update_attempt
@@ -110,6 +111,7 @@ class Attempt:
         self.results = AttemptResults(run, orders, self.state)
         self._slow_owners = SlowOwners(self.state.collected)
         self._first_steps = FirstStepsCheck.of(orders.plan, orders.first, keep_part)
+        self._hosts = None if orders.experts is None else ExpertHosts(run, orders, orders.experts)
 
     # --- from the start to the end
 
@@ -132,19 +134,27 @@ class Attempt:
             encrypt=self._options.encrypt or self._orders.plan.encrypted,
         )
         self._identity = credentials[0].tls
+        if self._hosts is not None:
+            self._hosts.start(self._identity)
         for spec, own in zip(specs, credentials, strict=True):  # they go over the sessions only
-            self._tasks.start(spec.node, RANK_MODULE, spec.with_credentials(own))
+            order = spec.with_credentials(own)
+            if self._hosts is not None:
+                order = self._hosts.order_of(spec, order)
+            self._tasks.start(spec.node, RANK_MODULE, order)
         while self.state.is_starting:
             self._follow(self.state.come_together(*self._next()))
         self._begin()
 
-    def adopt(self, tasks: Mapping[int, RemoteTask]) -> None:
+    def adopt(self, tasks: Mapping[int, RemoteTask], hosts: Mapping[int, RemoteTask]) -> None:
         """In place of ``start``: ranks that another process has started.
 
         Args:
             tasks: by rank; those that are not in it have left, or were still to enter.
+            hosts: of experts, by their places; those that are not in it have ended.
         """
         journal = self._run.journal
+        if self._hosts is not None:
+            self._hosts.adopt(hosts)
         for spec in self._orders.specs:
             if spec.rank in tasks:
                 self._tasks.adopt(spec.rank, spec.node, tasks[spec.rank])
@@ -267,9 +277,13 @@ class Attempt:
         What they had still said by then is taken in: steps and checkpoints that were done are done.
         """
         self._tasks.kill()
+        if self._hosts is not None:
+            self._hosts.kill()
         if limit_s:
             lost = [spec.node for spec in self._orders.specs if spec.node not in self._run.sessions]
             self._tasks.wait_gone(limit_s, lost, self._take_last)
+            if self._hosts is not None:
+                self._hosts.wait_gone(limit_s)
 
     def _begin(self) -> None:
         self._is_started = True
@@ -424,6 +438,8 @@ class Attempt:
         now = time.monotonic()
         if now - self._ticked_at >= TICK_S:
             self._ticked_at = now
+            if self._hosts is not None:
+                self._hosts.take_events()
             self._checkpoints.replicate(self._orders.plan)
             self._listener.tick()
 

@@ -20,6 +20,7 @@ from skyctl.records.plan_nodes import layers_by_node, nodes_in
 from skyctl.remote.agent_session import Session
 from skyctl.remote.peer_addresses import find_peer_addresses
 from skyctl.run.elastic_spec import elastic_order, entering_spec, is_elastic
+from skyctl.run.expert_spec import ExpertHosting, hosting_again, place_hosts
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
 from skyctl.run.run_options import RunOptions
@@ -30,6 +31,20 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 
 @dataclass(frozen=True)
+class HostedExperts:
+    """The hosts of experts of one attempt, as they are told of it.
+
+    Attributes:
+        addresses: by node of a host, where ranks reach it.
+        workload: by node of a host, as it is told it.
+    """
+
+    places: ExpertHosting
+    addresses: Mapping[str, str]
+    workload: Mapping[str, WorkloadSpec]
+
+
+@dataclass(frozen=True)
 class AttemptOrders:
     """One attempt, as its ranks are told it.
 
@@ -37,12 +52,14 @@ class AttemptOrders:
         number: counted from 1 over all attempts of the run.
         specs: by rank.
         first: the first step that they make.
+        experts: on hosts; None: there are none.
     """
 
     plan: Plan
     number: int
     specs: list[RankSpec]
     first: int
+    experts: HostedExperts | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +98,15 @@ class OrderMaker:
         """
         if refuses_changes(self._options, number) and self._options.turns is None:
             self._refuse_local_shortage(plan)
-        addresses = self._run.addresses(nodes_in(plan))
+        places = self._place_experts(plan)
+        hosting = () if places is None else places.nodes
+        addresses = self._run.addresses((*nodes_in(plan), *hosting))
         self._run.callbacks.phase("shipping the workload")
-        workload = self._ship_workload(plan, restored=origin is not None)
-        checkpoints = self._checkpoints(plan, number, origin, workload)
-        specs = self._specs(plan, workload, addresses, checkpoints)
-        return AttemptOrders(plan, number, specs, 0 if origin is None else origin.step)
+        workload = self._ship_workload(plan, restored=origin is not None, places=places)
+        checkpoints = self._checkpoints(plan, number, origin, layers_by_node(plan))
+        specs = self._specs(plan, workload, addresses, checkpoints, places)
+        experts = None if places is None else HostedExperts(places, addresses, workload)
+        return AttemptOrders(plan, number, specs, 0 if origin is None else origin.step, experts)
 
     def make_again(self, plan: Plan, number: int) -> AttemptOrders:
         """The orders of an attempt that another process has started.
@@ -95,11 +115,16 @@ class OrderMaker:
         """
         nodes, attempts = nodes_in(plan), self._run.journal.state.attempts
         workload = dict.fromkeys(nodes, self._request.spec)
-        specs = self._specs(plan, workload, dict.fromkeys(nodes, ""), AttemptCheckpoints())
+        setting, places = self._options.experts, None
+        if setting is not None and attempts:
+            places = hosting_again(setting, attempts[-1].expert_hosts)
+        specs = self._specs(plan, workload, dict.fromkeys(nodes, ""), AttemptCheckpoints(), places)
         for device in attempts[-1].devices[len(specs) :] if attempts else ():
             before, node = dict.fromkeys(range(len(specs)), ""), self._run.cluster.node(node_of(device))
             specs.append(entering_spec(specs[0], plan, node, device, before, len(specs)))
-        return AttemptOrders(plan, number, specs, attempts[-1].from_step if attempts else 0)
+        first = attempts[-1].from_step if attempts else 0
+        experts = None if places is None else HostedExperts(places, {}, {})
+        return AttemptOrders(plan, number, specs, first, experts)
 
     def prepare(self, plan: Plan, name: str, sessions: Mapping[str, Session]) -> NodeToEnter:
         """What a node needs to enter an attempt under way is there then; it may take its time.
@@ -170,6 +195,7 @@ class OrderMaker:
         workload: Mapping[str, WorkloadSpec],
         addresses: Mapping[str, str],
         checkpoints: AttemptCheckpoints,
+        places: ExpertHosting | None,
     ) -> list[RankSpec]:
         made = rank_specs(
             plan,
@@ -187,9 +213,29 @@ class OrderMaker:
         )
         limits, numels = policy.shard_limits(plan.problem), planned_numels(plan.problem)
         return [
-            replace(spec, shard_limits={n: limits[n] for n in spec.layers}, summed_numels=numels)
+            replace(
+                spec,
+                shard_limits={n: limits[n] for n in spec.layers},
+                summed_numels=numels,
+                experts=None if places is None else places.of_layers(spec.layers),
+            )
             for spec in made
         ]
+
+    def _place_experts(self, plan: Plan) -> ExpertHosting | None:
+        """Who holds which expert in an attempt that is about to be started, and says it."""
+        setting, callbacks = self._options.experts, self._run.callbacks
+        if setting is None:
+            return None
+        callbacks.phase("placing experts")
+        places = place_hosts(plan, setting, self._run.sessions)
+        if places is None:
+            callbacks.warn(
+                "no node that was to host experts is left: ranks compute them where their layers are"
+            )
+            return None
+        callbacks.note(places.describe())
+        return places
 
     def _elastic(self, plan: Plan) -> ElasticOrder | None:
         """What keeps the attempt going where a rank is lost; later ones may have a plan without that."""
@@ -200,8 +246,10 @@ class OrderMaker:
         least = min(options.min_pipelines, len(plan.pipelines))
         return elastic_order(plan, least, dynamic=options.dynamic)
 
-    def _ship_workload(self, plan: Plan, *, restored: bool) -> dict[str, WorkloadSpec]:
-        """By node that holds a stage, the workload as that node is told it.
+    def _ship_workload(
+        self, plan: Plan, *, restored: bool, places: ExpertHosting | None
+    ) -> dict[str, WorkloadSpec]:
+        """By node that holds a stage or hosts experts, the workload as that node is told it.
 
         Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
         One of adapters lacks the frozen weights, so these are.
@@ -209,6 +257,8 @@ class OrderMaker:
         run, held = self._run, layers_by_node(plan)
         nodes = used_nodes(plan, run.cluster)
         layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
+        for name in () if places is None else places.nodes:
+            layers[name] = layers.get(name, set()) | {*places.counts}
         ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: run.sessions[name] for name in layers}
         return self._send(sessions, ends, layers, restored=restored)

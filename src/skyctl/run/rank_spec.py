@@ -20,6 +20,7 @@ from skyctl.records.backend import GLOO
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
 from skyctl.remote.credentials import RankCredentials
+from skyctl.run.expert_spec import RankExperts
 from skyctl.run.replica_spec import replica_orders
 from skyctl.run.round_spec import check_rounds, compares_batches, patience_s, round_options
 from skyctl.run.sum_spec import check_sums, clock_references, equal_ring, over_ring, rank_sums
@@ -48,7 +49,7 @@ class RankSpec:
 
     ``shard_limits``: by layer of its own, the most bytes that a file with its state may have.
     ``summed_numels``: of the gradients of each layer, the last one first, as the plan has them; None: it does
-    not say.
+    not say. ``experts``: what it has on hosts; None: nothing.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankSpec:
     order: AnyRankOrder
     shard_limits: Mapping[int, int] = field(default_factory=dict)
     summed_numels: tuple[int, ...] | None = None
+    experts: RankExperts | None = None
 
     @property
     def helps(self) -> bool:

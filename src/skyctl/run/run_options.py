@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from skyctl.checkpoint.launcher.policy import CheckpointRules
 from skyctl.records.backend import Backend
+from skyctl.run.expert_spec import ExpertSetting
 from skyctl.run.health_monitor import Deadlines
 
 DEFAULT_REPLICAS = 2
@@ -32,6 +33,7 @@ class RunOptions:
         min_pipelines: with fewer devices that hold all layers they don't.
         turns: the policy by which devices are shared with other runs; None: they are not.
         wandb: the project of Weights & Biases that each step's figures go to, too; None: to none.
+        experts: hosts hold the experts of the model's layers; None: these are where their layers are.
     """
 
     steps: int = 10
@@ -51,6 +53,7 @@ class RunOptions:
     dynamic: bool = False
     turns: str | None = None
     wandb: str | None = None
+    experts: ExpertSetting | None = None
 
     @property
     def writes_checkpoints(self) -> bool:

@@ -106,11 +106,23 @@ def surveyed_of(state: RunState) -> dict[str, int | bool] | None:
 
 def options_of(state: RunState) -> RunOptions:
     """How the run is played; RecordError where the state does not say."""
+    from skyctl.run.expert_spec import ExpertSetting
     from skyctl.run.health_monitor import Deadlines
     from skyctl.run.run_options import RunOptions
 
     asked = dict(_part(state, "options"))
-    return _rebuilt(state, lambda: RunOptions(**{**asked, "deadlines": Deadlines(**asked["deadlines"])}))
+
+    def rebuilt() -> RunOptions:
+        experts = asked.get("experts")
+        return RunOptions(
+            **{
+                **asked,
+                "deadlines": Deadlines(**asked["deadlines"]),
+                "experts": None if experts is None else ExpertSetting.from_dict(experts),
+            }
+        )
+
+    return _rebuilt(state, rebuilt)
 
 
 def connect_of(state: RunState) -> ConnectOptions:

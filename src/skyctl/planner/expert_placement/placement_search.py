@@ -16,6 +16,7 @@ from skyctl.planner.expert_placement.placement_solver import (
     search_holders,
 )
 from skyctl.planner.expert_problem import (
+    MOST_COPIES,
     ExpertPlacement,
     PlacementProblem,
     PlacementWitness,
@@ -26,10 +27,15 @@ from skyctl.planner.verification.expert_placement import lower_bound_s
 Shares = Sequence[Mapping[str, float]]
 
 
-def place_experts(problem: PlacementProblem, time_limit_s: float = 10.0) -> ExpertPlacement:
+def place_experts(
+    problem: PlacementProblem, time_limit_s: float = 10.0, *, copies: int = MOST_COPIES
+) -> ExpertPlacement:
     """The placement whose slowest device is fastest: each expert on one device, or split between two.
 
     Deterministic if ``is_optimal``; else it depends on how far the search got.
+
+    Args:
+        copies: an expert is on so many devices at most. ``bound_s`` is that of experts cut anywhere.
 
     Raises:
         InfeasibleError: an expert fits on no device, or proved that they don't fit together.
@@ -37,11 +43,11 @@ def place_experts(problem: PlacementProblem, time_limit_s: float = 10.0) -> Expe
     """
     deadline = time.perf_counter() + time_limit_s
     witness, bound_s = _bound(problem)
-    start = _filled(problem, bound_s)
+    start = _filled(problem, bound_s, copies)
     candidates = [] if start is None else [_placement(problem, start, witness)]
     if candidates and candidates[0].time_s <= bound_s * (1 + GAP):
         return replace(candidates[0], is_optimal=True)
-    found, is_proved = search_holders(problem, bound_s, start, deadline)
+    found, is_proved = search_holders(problem, bound_s, start, deadline, copies=copies)
     if found is not None:
         candidates.append(_placement(problem, found, witness))
     elif is_proved:
@@ -174,7 +180,7 @@ def _placement(problem: PlacementProblem, holders: Holders, witness: PlacementWi
     return ExpertPlacement(shares, time_s, lower_bound_s(problem, witness), witness)
 
 
-def _filled(problem: PlacementProblem, bound_s: float) -> Holders | None:
+def _filled(problem: PlacementProblem, bound_s: float, copies: int = MOST_COPIES) -> Holders | None:
     """Experts by falling load onto the device with the most time left; what does not fit there is split."""
     left = [bound_s / device.token_s for device in problem.devices]
     room = [device.room_bytes for device in problem.devices]
@@ -189,7 +195,7 @@ def _filled(problem: PlacementProblem, bound_s: float) -> Holders | None:
         first, *others = able
         holders[e] = [first]
         rest = expert.tokens - max(0.0, left[first])
-        if rest > 0 and others and left[others[0]] > 0:
+        if copies > 1 and rest > 0 and others and left[others[0]] > 0:
             holders[e].append(others[0])
             left[others[0]] -= rest
             left[first] = 0.0

@@ -91,6 +91,8 @@ def search_holders(
     hint: Holders | None,
     deadline: float,
     moved_s: Sequence[Sequence[Sequence[float]]] | None = None,
+    *,
+    copies: int = MOST_COPIES,
 ) -> tuple[Holders | None, bool]:
     """(the holders with the least time of the slowest device, None: none found; whether that is proved).
 
@@ -100,6 +102,7 @@ def search_holders(
         deadline: by ``time.perf_counter``, in seconds.
         moved_s: by expert and new holder, the seconds that this takes on each device's line, per step of
             those that are left; the slowest line's are added to the time. None: holders are new.
+        copies: an expert is on so many devices at most.
     """
     lp, scale_s = _program("SCIP"), _scale_s(problem)
     devices = problem.devices
@@ -124,7 +127,7 @@ def search_holders(
                 if seconds:
                     lines[line].append(seconds / scale_s * holds[e][d])
         lp.Add(sum(parts) == 1)
-        lp.Add(sum(holds[e].values()) <= MOST_COPIES)
+        lp.Add(sum(holds[e].values()) <= copies)
     for d in range(len(devices)):
         lp.Add(lp.Sum(times[d]) <= top)
         lp.Add(lp.Sum(memory[d]) <= 1)
