@@ -74,6 +74,11 @@ class MaskRecord:
         missing = set(self._missing[step])
         return tuple(number not in missing for number in range(self.experts))
 
+    @property
+    def masked_steps(self) -> list[int]:
+        """The steps whose mask leaves an expert out."""
+        return [step for step, missing in self._missing.items() if missing]
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: ``experts``, and ``missing``, by step the numbers of those that did not answer."""
         return {

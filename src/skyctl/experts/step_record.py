@@ -63,6 +63,11 @@ class StepRecord:
             raise InputError(f"no mask is recorded of the experts {name}")
         return self._masks[name].mask(step)
 
+    @property
+    def masked_steps(self) -> set[int]:
+        """The steps in which some expert could not be chosen."""
+        return {step for record in self._masks.values() for step in record.masked_steps}
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, for ``from_dict``."""
         return {

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from skyctl.compare.timeline import plan_timeline
+from skyctl.experts.step_record import StepRecord
 from skyctl.planner.plan_record import pipeline_simulations
 from skyctl.records.measurement import Measurement
 from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.attempt_orders import AttemptOrders
 from skyctl.run.attempt_state import AttemptState
+from skyctl.run.expert_figures import ExpertFigures, read_figures
 from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import observed_slowdowns
 from skyctl.run.rank_spec import holding_specs
@@ -55,6 +57,15 @@ class AttemptResults:
         if len(self._simulations) > 1 or plan.problem.rhythm.is_rounds:
             return done
         return with_differences(self._simulations[0], done)
+
+    def experts(self) -> dict[int, tuple[ExpertFigures, StepRecord]]:
+        """By rank with experts on hosts, what it has seen of them."""
+        steps, found = self._state.steps, {}
+        for rank, result in self._state.results.items():
+            seen = read_figures(result.experts, self._orders.specs[rank].experts, steps)
+            if seen is not None:
+                found[rank] = seen
+        return found
 
     def with_trace(self, done: Measurement) -> Measurement:
         """Fetches and writes the attempt's trace; the measurement with its path (None: that did not work)."""

@@ -8,6 +8,7 @@ attempt and without checkpoints, as comparisons want it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +35,7 @@ from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.change_notes import backend_note, change_notes
 from skyctl.run.elastic_join import ElasticJoins
 from skyctl.run.elastic_spec import may_grow
+from skyctl.run.expert_figures import describe_figures, figures_record
 from skyctl.run.first_steps_check import KeepPart
 from skyctl.run.journal import FolderJournal, begin_attempt, update_attempt
 from skyctl.run.live_run import LiveRun
@@ -140,6 +142,7 @@ class PlanRunner:
         self._attempt: Attempt | None = None
         self._joins: ElasticJoins | None = None
         self._is_under_way = False
+        self._left_hosts: Mapping[int, RemoteTask] = {}
         self._last_collected: StepCollector | None = None
         self._restart_began: float | None = None
         self._orders = OrderMaker(run, request, options)
@@ -147,11 +150,16 @@ class PlanRunner:
         self._nodes = RunNodes(run, self._checkpoints, plan)
         self._replanner = Replanner(run, self._nodes, request, connect, plan)
 
-    def run(self, tasks: Mapping[int, RemoteTask] | None = None) -> tuple[Measurement, RunPaths]:
+    def run(
+        self,
+        tasks: Mapping[int, RemoteTask] | None = None,
+        hosts: Mapping[int, RemoteTask] | None = None,
+    ) -> tuple[Measurement, RunPaths]:
         """Plays attempts until the run has ended.
 
         Args:
             tasks: by rank, those of the last attempt, which another process had started.
+            hosts: of its experts, by their places.
 
         Raises:
             SkyctlError: the first cause of the last fault, when another attempt would not help.
@@ -164,6 +172,7 @@ class PlanRunner:
                 f"it is not known whether {work.source}, cut into layers, trains as in plain torch "
                 f"({work.uncompared})"
             )
+        self._left_hosts = hosts or {}
         attempts = self._journal.state.attempts
         if tasks is not None and attempts:
             last = attempts[-1]
@@ -223,6 +232,9 @@ class PlanRunner:
             return change or PlanChange(plan, ENDED_EARLY)
         done = attempt.results.of_all_attempts(self._history, weights=options.weights)
         write_atomic(journal.paths.measurement, done.to_json())
+        if experts := attempt.results.experts():
+            write_atomic(journal.paths.experts, json.dumps(figures_record(experts), indent=1) + "\n")
+            self._callbacks.note(describe_figures(experts))
         if options.trace:  # whatever becomes of it, the figures are kept
             done = attempt.results.with_trace(done)
             write_atomic(journal.paths.measurement, done.to_json())
@@ -279,7 +291,7 @@ class PlanRunner:
     def _adopt(self, tasks: Mapping[int, RemoteTask]) -> Attempt:
         orders = self._orders.make_again(self._now.plan, self._now.number)
         attempt = self._attempt = self._new_attempt(orders)
-        attempt.adopt(tasks)
+        attempt.adopt(tasks, self._left_hosts)
         return attempt
 
     def _new_attempt(self, orders: AttemptOrders) -> Attempt:

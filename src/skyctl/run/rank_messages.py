@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyctl.agent.task_events import LogEvent
-from skyctl.errors import ProtocolError
+from skyctl.errors import InputError, ProtocolError
 from skyctl.records.cluster import Node
 from skyctl.remote.remote_task import TaskError, TaskExit, TaskMessage, read_task_message
+from skyctl.run.expert_figures import read_figures
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import (
     RANK_EVENTS,
@@ -167,6 +168,10 @@ class RankMessageReader:
             return self._fault_of_checkpoint(event)
         if isinstance(event, MembersEvent | WitnessAskedEvent):
             return self._fault_of_members(event)
+        try:
+            read_figures(event.experts, self._spec.experts, self._steps)
+        except InputError as exc:
+            return exc.message
         if event.steps != self._next_step:
             return f"it has told of {self._next_step} steps, not of {event.steps}"
         if self._lacks_validation:

@@ -10,6 +10,7 @@ from skyctl.checkpoint.launcher.replicator_messages import REPLICATOR_KINDS
 from skyctl.errors import ProtocolError, SessionGoneError, SkyctlError
 from skyctl.records.cluster import Node, node_of
 from skyctl.remote.remote_task import RemoteTask, read_task_message
+from skyctl.run.expert_hosts import HOST_KINDS, host_of_task
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_messages import RANK_KINDS
 from skyctl.run.rank_spec import rank_of_task, rank_task_name
@@ -45,6 +46,16 @@ def ranks_of(run: LiveRun) -> dict[int, RemoteTask] | None:
         if task is None or (task.done and rank not in ended):
             return None
     return tasks
+
+
+def expert_hosts_of(run: LiveRun) -> dict[int, RemoteTask]:
+    """By place, the tasks that host experts of the last attempt and still run; earlier ones were ended."""
+    return {
+        place: task
+        for session in run.sessions.values()
+        for task in session.tasks()
+        if (place := host_of_task(task.name)) is not None and not task.done
+    }
 
 
 def some_rank_ended(run: LiveRun) -> bool:
@@ -123,4 +134,6 @@ def _newest_tasks(run: LiveRun, nodes: Iterable[str]) -> dict[int, RemoteTask]:
 def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a task of a run has said, with nothing in it that nobody knows. Raises ProtocolError."""
     kinds = REPLICATOR_KINDS if rank_of_task(task) is None else RANK_KINDS
+    if host_of_task(task) is not None:
+        kinds = HOST_KINDS
     return read_task_message(kinds, node, message).plain

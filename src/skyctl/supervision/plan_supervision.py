@@ -21,6 +21,7 @@ from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.run_lock import RunLock
 from skyctl.supervision.left_tasks import (
     end_tasks,
+    expert_hosts_of,
     gone_nodes,
     ranks_of,
     some_rank_ended,
@@ -58,8 +59,9 @@ def take_over(
             how = f"it goes on from the checkpoint of step {step}" if step else "it begins again"
             logged.note(f"not all of its ranks are there any more: {how}")
             _reconnect_gone_nodes(run, logged)
-        end_tasks(run, but=(tasks or {}).values())
-        return supervise_run(run, plan_of(run), callbacks, detach, tasks)
+        hosts = expert_hosts_of(run) if tasks else {}
+        end_tasks(run, but=(*(tasks or {}).values(), *hosts.values()))
+        return supervise_run(run, plan_of(run), callbacks, detach, tasks, hosts)
 
 
 def supervise_run(
@@ -68,11 +70,13 @@ def supervise_run(
     callbacks: RunCallbacks,
     detach: OnDetach,
     tasks: dict[int, RemoteTask] | None = None,
+    hosts: dict[int, RemoteTask] | None = None,
 ) -> tuple[Measurement, RunPaths] | None:
     """Plays the run to its end, as its state describes it; None where it was detached from.
 
     Args:
         tasks: by rank, those of an attempt that goes on already.
+        hosts: of its experts, by their places.
     """
     state = run.journal.state
     run.callbacks = with_supervisor_log(callbacks, run.journal.paths.supervisor_log)
@@ -98,7 +102,7 @@ def supervise_run(
         keep_part=keep_part if options.turns is None else None,  # with others' turns steps last longer
     )
     try:
-        done, paths = runner.run(tasks)
+        done, paths = runner.run(tasks, hosts)
     except Detached:
         detach(run)
         return None
