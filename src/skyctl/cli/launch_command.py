@@ -138,6 +138,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     plan = with_asked_backend(plan, backend, encrypt=options.encrypt)
     check_backend_of_plan(plan, encrypt=options.encrypt)
     options.check_elastic(out, plan)
+    expert_nodes = options.expert_nodes(target.cluster)
     if plan.workload is None:
         raise InputError(
             f"{path} was made from a problem file: it has no workload to train",
@@ -171,7 +172,8 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
         out.line(sync, wrap=True)
     out.line(certainty_lines(plan)[0])
     show_backend(out, [plan])
-    nodes = used_nodes(plan, target.cluster)
+    used = {*(node.name for node in used_nodes(plan, target.cluster)), *expert_nodes}
+    nodes = [node for node in target.cluster.nodes if node.name in used]
     return _train(out, target, nodes, load, lambda *_: plan, options, init, backend)
 
 
@@ -201,6 +203,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
     target = options.load()
     backend = options.placement_backend(target.cluster, encrypt=options.encrypt)
     recipe = options.recipe(options.steps_wanted)
+    options.expert_nodes(target.cluster)
     init = find_initial_weights(out, options)
     load: LoadWorkload = partial(
         options.make_request,
@@ -346,14 +349,16 @@ def _train(
     from skyctl.cli.show_run import show_outcome
     from skyctl.jobs.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
+    from skyctl.run.expert_spec import check_expert_plan, expert_setting
 
     connect = options.supervised_connection(target.path, options.hold)
-    run_options = options.run_options(backend)
     with ExitStack() as stack:
         progress = stack.enter_context(out.progress("launch"))
         connector = stack.enter_context(make_connector(nodes, target.everyone))
         progress("loading the workload")
         request, loaded, survey = _load(out, load, progress)
+        experts = expert_setting(loaded, options.expert_nodes(target.cluster))
+        run_options = options.run_options(backend, experts)
         from skyctl.supervision.opened_runs import new_run
         from skyctl.supervision.run_settings import saved_settings
         from skyctl.workload.starting_weights import with_frozen_digest
@@ -375,6 +380,8 @@ def _train(
 
         def planned() -> Plan:
             plan = options.check_elastic(out, make_plan(progress, sessions, request, loaded))
+            if experts is not None:
+                check_expert_plan(plan, experts)
             if options.turns is not None:
                 say_shared_step(out, plan, options.steps_wanted, options.turns, target.path)
             return plan

@@ -165,11 +165,17 @@ def _refuse_other_training(stored_run: StoredRun, request: TrainingRequest, opti
             raise other_training_error(
                 stored_run.state, f"{flag} {given} does not go with --resume", f"{flag} {need}"
             )
-    placement = {**options.settled_by_plan(), "--init-from": options.init_from}
+    placement = {
+        **options.settled_by_plan(),
+        "--init-from": options.init_from,
+        "--expert-hosts": options.expert_hosts,
+    }
     for flag, value in placement.items():
         if value is None:
             continue
         hint = f"plan with it, then: skyctl launch PLAN.json --resume {stored_run.paths.run_id}"
         if flag == "--init-from":
             hint = "a run that is resumed has the weights of its checkpoint: leave one of them out"
+        elif flag == "--expert-hosts":
+            hint = "a run that is resumed has its experts where it had them: leave it out"
         raise InputError(f"{flag} {value} does not go with --resume", hint=hint)

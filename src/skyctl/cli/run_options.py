@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skyctl.records.backend import Backend, BackendRequest
     from skyctl.records.cluster import Cluster
     from skyctl.records.plan import Plan
+    from skyctl.run.expert_spec import ExpertSetting
     from skyctl.run.run_options import RunOptions
 
 DEFAULT_STEPS = 100
@@ -242,6 +243,15 @@ class SupervisionOptions:
             "priority=N.",
         ),
     ] = None
+    expert_hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--expert-hosts",
+            metavar="NODES",
+            help="Nodes that hold the experts of skyctl.Experts layers, each by its speed: names or patterns, "
+            "or all.",
+        ),
+    ] = None
     ignore_changes: Annotated[
         bool,
         typer.Option(
@@ -341,11 +351,26 @@ class LaunchOptions(
             **self.given_rounds(),
         }
 
-    def run_options(self, backend: Backend | None) -> RunOptions:
+    def expert_nodes(self, cluster: Cluster) -> tuple[str, ...]:
+        """The nodes that are to hold experts; none: these are where their layers are.
+
+        Raises:
+            InputError: no node is called so, or something else that is asked for does not go with it.
+        """
+        from skyctl.inventory.node_patterns import match_nodes
+        from skyctl.run.expert_spec import check_expert_options
+
+        if self.expert_hosts is None:
+            return ()
+        check_expert_options(self.recipe(self.steps_wanted), elastic=self.elastic, turns=self.turns)
+        return match_nodes(cluster, self.expert_hosts)
+
+    def run_options(self, backend: Backend | None, experts: ExpertSetting | None = None) -> RunOptions:
         """The options of a new run, as the run room has them.
 
         Args:
             backend: what is to carry tensors whatever the plan says; None: what it says.
+            experts: on hosts; None: they are where their layers are.
         """
         from skyctl.run.run_options import RunOptions
 
@@ -365,6 +390,7 @@ class LaunchOptions(
             dynamic=self.dynamic,
             turns=self.turns,
             wandb=self.wandb,
+            experts=experts,
         )
 
     def backend_of_run(self, plan: Plan, cluster: Cluster) -> Backend | None:

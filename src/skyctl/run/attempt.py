@@ -124,9 +124,7 @@ class Attempt:
             WorkloadError: two ranks that hold a layer begin with other weights.
         """
         specs = self._orders.specs
-        self._run.callbacks.phase(f"starting {len(specs)} ranks")
         self._checkpoints.change_writers(())
-        self._monitor.begin()
         credentials = make_credentials(
             len(specs),
             peer_pairs(specs),
@@ -136,6 +134,8 @@ class Attempt:
         self._identity = credentials[0].tls
         if self._hosts is not None:
             self._hosts.start(self._identity)
+        self._run.callbacks.phase(f"starting {len(specs)} ranks")
+        self._monitor.begin()
         for spec, own in zip(specs, credentials, strict=True):  # they go over the sessions only
             order = spec.with_credentials(own)
             if self._hosts is not None:

@@ -231,7 +231,7 @@ class OrderMaker:
         places = place_hosts(plan, setting, self._run.sessions)
         if places is None:
             callbacks.warn(
-                "no node that was to host experts is left: ranks compute them where their layers are"
+                "no node that was to host experts is left: they are computed where their layers are"
             )
             return None
         callbacks.note(places.describe())

@@ -60,7 +60,7 @@ class AttemptResults:
 
     def experts(self) -> dict[int, tuple[ExpertFigures, StepRecord]]:
         """By rank with experts on hosts, what it has seen of them."""
-        steps, found = self._state.steps, {}
+        steps, found = self._orders.specs[0].order.steps, {}
         for rank, result in self._state.results.items():
             seen = read_figures(result.experts, self._orders.specs[rank].experts, steps)
             if seen is not None:

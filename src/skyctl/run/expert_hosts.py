@@ -22,6 +22,7 @@ from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task
 from skyctl.remote.task_group import GroupEvent, TaskGroup
 from skyctl.run.attempt_orders import AttemptOrders, HostedExperts
 from skyctl.run.expert_spec import leading_ranks
+from skyctl.run.journal import update_attempt
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import RankSpec
 from skyctl.transport.tls_identity import TlsIdentity
@@ -77,6 +78,7 @@ class ExpertHosts:
             RunError: one does not listen in time.
         """
         self._run.callbacks.phase(f"starting {len(self._devices)} hosts of experts")
+        update_attempt(self._run.journal, expert_hosts=self._devices)
         for place, device in enumerate(self._devices):
             session = self._sessions[node_of(device)]
             order = write_order(self._order_of(place, identity))

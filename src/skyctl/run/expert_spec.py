@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyctl.errors import InfeasibleError, InputError, MismatchError
+from skyctl.errors import InfeasibleError, InputError, MismatchError, WorkloadError
 from skyctl.planner.expert_placement.placement_search import even_placement, place_experts
 from skyctl.planner.expert_problem import ExpertDevice, ExpertLoad, ExpertPlacement, PlacementProblem
 from skyctl.records.cluster import node_of
@@ -16,6 +16,9 @@ from skyctl.records.plan_nodes import nodes_of
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.workload.recipe import Recipe
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
 
 SEARCH_S = 10.0
 """For the placement of all layers' experts together."""
@@ -110,17 +113,25 @@ class ExpertHosting:
         places = ", ".join(f"{count} on {device}" for count, device in zip(held, self.devices, strict=True))
         even = "does not fit" if self.even_s is None else f"takes {_ms(self.even_s)}"
         return (
-            f"experts: {places}; the slowest hosts are predicted to take {_ms(self.time_s)} for a microbatch, "
-            f"no placement less than {_ms(self.bound_s)}; an even placement {even}"
+            f"experts: {places}; the slowest hosts are predicted to take {_ms(self.time_s)} for a "
+            f"microbatch, no placement less than {_ms(self.bound_s)}; an even placement {even}"
         )
 
 
-def expert_layers(modules: Sequence[Any]) -> tuple[ExpertLayer, ...]:
-    """The layers among these modules that are or hold ``Experts``."""
+def expert_setting(workload: Workload, nodes: tuple[str, ...]) -> ExpertSetting | None:
+    """That these nodes are to hold the workload's experts; None: no nodes are.
+
+    Raises:
+        WorkloadError: no layer is or holds ``Experts``, or some of these can't be on hosts.
+    """
+    from skyctl.worker.experts.expert_check import check_expert_modules
     from skyctl.worker.experts.held_experts import LayerExperts
 
+    if not nodes:
+        return None
+    check_expert_modules(workload.model.layers, 0, workload.shared_parameters)
     found = []
-    for number, module in enumerate(modules):
+    for number, module in enumerate(workload.model.layers):
         held = LayerExperts.of(module)
         if not held.modules:
             continue
@@ -128,7 +139,12 @@ def expert_layers(modules: Sequence[Any]) -> tuple[ExpertLayer, ...]:
         whole = sum(p.numel() for p in module.parameters())
         top_k = sum(experts.top_k for experts in held.modules)
         found.append(ExpertLayer(number, len(held.experts), top_k, max(sizes) / max(1, whole)))
-    return tuple(found)
+    if not found:
+        raise WorkloadError(
+            f"--expert-hosts: no layer of {workload.spec.source} is or holds skyctl.Experts",
+            hint="leave it out, or make the mixture with skyctl.Experts",
+        )
+    return ExpertSetting(nodes, tuple(found))
 
 
 def check_expert_options(recipe: Recipe, *, elastic: bool, turns: str | None) -> None:

@@ -24,6 +24,7 @@ from skyctl.experts.host_messages import (
     NotDone,
     StepEnded,
 )
+from skyctl.experts.layer import Experts
 from skyctl.experts.step_record import ExpertMove, StepRecord
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.expert_orders import ExpertsOrder, handshake_purpose
@@ -75,6 +76,8 @@ class TrunkExperts:
         self._holders = {key: order.holders[key[0]][key[1]] for key in experts}
         self._epochs = dict.fromkeys(experts, 0)
         self._loads = dict.fromkeys(experts, 0)
+        self._sent = dict.fromkeys(range(len(order.hosts)), 0)
+        self._dropped = 0
         self.record = StepRecord()
         self._replayed = None if order.record is None else StepRecord.from_dict(order.record)
         self._hosts: list[HostClient] = []
@@ -114,6 +117,7 @@ class TrunkExperts:
         for layer, found in self._layers.items():
             for module, first in found.numbered():
                 module.dispatch = RemoteDispatch(self, layer, first)
+                module.register_forward_hook(self._count_dropped)
 
     def begin(self, step: int) -> None:
         """The step's first forward is next: lost experts come back, and the step's masks are fixed.
@@ -165,7 +169,7 @@ class TrunkExperts:
             host.close()
 
     def figures(self) -> dict[str, Any]:
-        """What was seen, as JSON values: tokens by expert, lost hosts, and the record."""
+        """What was seen, as JSON values: tokens by expert and by host, lost hosts, and the record."""
         loads: dict[str, list[int]] = {}
         for (layer, _), load in sorted(self._loads.items()):
             loads.setdefault(str(layer), []).append(load)
@@ -173,7 +177,18 @@ class TrunkExperts:
             self._order.hosts[place].node: {"step": step, "why": why}
             for place, (step, why) in self._lost_hosts.items()
         }
-        return {"tokens": loads, "lost": lost, "record": self.record.to_dict()}
+        sent = {self._order.hosts[place].node: count for place, count in self._sent.items()}
+        return {
+            "tokens": loads,
+            "hosts": sent,
+            "dropped": self._dropped,
+            "lost": lost,
+            "record": self.record.to_dict(),
+        }
+
+    def _count_dropped(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        assert isinstance(module, Experts)
+        self._dropped += module.dropped
 
     # --- what a dispatch asks (``remote_dispatch.Switchboard``)
 
@@ -213,6 +228,7 @@ class TrunkExperts:
         self._traffic += 4 * nbytes
         for number, count in enumerate(counts, first):
             self._loads[layer, number] += count
+            self._sent[self._holders[layer, number]] += count
 
     # --- who lives
 
