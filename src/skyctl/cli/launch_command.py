@@ -81,6 +81,7 @@ def launch_run(out: Output, source: str | None, options: LaunchOptions) -> str |
         from skyctl.turns.turn_policy import parse_turns
 
         parse_turns(options.turns)
+    options.check_expert_hosts()
     if options.wandb is not None:
         from skyctl.run.wandb_writer import require_wandb
 
@@ -203,7 +204,6 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> str | 
     target = options.load()
     backend = options.placement_backend(target.cluster, encrypt=options.encrypt)
     recipe = options.recipe(options.steps_wanted)
-    options.expert_nodes(target.cluster)
     init = find_initial_weights(out, options)
     load: LoadWorkload = partial(
         options.make_request,

@@ -248,8 +248,8 @@ class SupervisionOptions:
         typer.Option(
             "--expert-hosts",
             metavar="NODES",
-            help="Nodes that hold the experts of skyctl.Experts layers, each by its speed: names or patterns, "
-            "or all.",
+            help="Nodes that hold the experts of skyctl.Experts layers, by their speeds: names, patterns, or "
+            "all.",
         ),
     ] = None
     ignore_changes: Annotated[
@@ -355,15 +355,18 @@ class LaunchOptions(
         """The nodes that are to hold experts; none: these are where their layers are.
 
         Raises:
-            InputError: no node is called so, or something else that is asked for does not go with it.
+            InputError: no node is called so.
         """
         from skyctl.inventory.node_patterns import match_nodes
-        from skyctl.run.expert_spec import check_expert_options
 
-        if self.expert_hosts is None:
-            return ()
-        check_expert_options(self.recipe(self.steps_wanted), elastic=self.elastic, turns=self.turns)
-        return match_nodes(cluster, self.expert_hosts)
+        return () if self.expert_hosts is None else match_nodes(cluster, self.expert_hosts)
+
+    def check_expert_hosts(self) -> None:
+        """Raises InputError where experts are to be on hosts, and something else does not go with that."""
+        if self.expert_hosts is not None:
+            from skyctl.run.expert_spec import check_expert_options
+
+            check_expert_options(clip_norm=self.clip_norm, elastic=self.elastic, turns=self.turns)
 
     def run_options(self, backend: Backend | None, experts: ExpertSetting | None = None) -> RunOptions:
         """The options of a new run, as the run room has them.

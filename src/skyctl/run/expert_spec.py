@@ -15,7 +15,6 @@ from skyctl.records.plan import Plan
 from skyctl.records.plan_nodes import nodes_of
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.workload.recipe import Recipe
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
@@ -147,13 +146,13 @@ def expert_setting(workload: Workload, nodes: tuple[str, ...]) -> ExpertSetting 
     return ExpertSetting(nodes, tuple(found))
 
 
-def check_expert_options(recipe: Recipe, *, elastic: bool, turns: str | None) -> None:
+def check_expert_options(*, clip_norm: float | None, elastic: bool, turns: str | None) -> None:
     """Raises InputError where what is asked for can't be done with experts on hosts."""
     _refuse(
         {
             "--elastic": elastic,
             "--turns": turns is not None,
-            "--clip-norm": recipe.clip_norm is not None,
+            "--clip-norm": clip_norm is not None,
         }
     )
 

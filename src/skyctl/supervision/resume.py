@@ -20,6 +20,7 @@ from skyctl.records.plan_nodes import nodes_in
 from skyctl.records.problem import Problem
 from skyctl.records.run_state import RunState
 from skyctl.run.change_notes import round_notes
+from skyctl.run.expert_spec import check_expert_options, check_expert_plan
 from skyctl.run.rank_spec import check_plan_fits
 from skyctl.run.round_spec import refuse_trace
 from skyctl.run.run_options import RunOptions
@@ -121,6 +122,10 @@ def prepare_resume(
             refuse_unsummable(request.spec)
         request = replace(request, microbatches=given.problem.microbatches)
     refuse_trace((given or run.plan).problem.rhythm, trace=options.trace)
+    if options.experts is not None:
+        clip_norm = request.recipe.clip_norm
+        check_expert_options(clip_norm=clip_norm, elastic=options.elastic, turns=options.turns)
+        check_expert_plan(given or run.plan, options.experts)
     its_nodes = {node_of(device) for attempt in state.attempts for device in attempt.devices}
     for plan in (run.plan, _first_plan(run)):
         its_nodes |= {node_of(device.id) for device in plan.problem.devices}
