@@ -165,7 +165,9 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> str | None:
     if len(plan.pipelines) > 1:
         load = partial(_load_summable, load)
     if options.dry_run:
-        _show_ranks(out, plan, target, _load(out, load)[0], options)
+        request, loaded, _ = _load(out, load)
+        _show_experts(out, plan, loaded, expert_nodes)
+        _show_ranks(out, plan, target, request, options)
         return None
     if options.encrypt and not plan.encrypted:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
@@ -401,6 +403,18 @@ def _train(
             )
     show_outcome(out, run.run_id, measured)
     return run.run_id
+
+
+def _show_experts(out: Output, plan: Plan, workload: Workload, nodes: tuple[str, ...]) -> None:
+    """Where experts would be, if these nodes are to hold them."""
+    from skyctl.run.expert_spec import check_expert_plan, expert_setting, place_hosts
+
+    setting = expert_setting(workload, nodes)
+    if setting is not None:
+        check_expert_plan(plan, setting)
+        places = place_hosts(plan, setting, nodes)
+        assert places is not None, "all of its nodes are in the plan"
+        out.line(places.describe(), wrap=True)
 
 
 def _show_ranks(

@@ -320,7 +320,8 @@ class PlanRunner:
     def checkpoint(self, step: int) -> None:
         """Every rank has written its layers after so many steps."""
         self._journal.update(checkpoint=step, best=self._checkpoints.best)
-        if self._attempt is not None and self._requests.stop is None:
+        knows_times = self._options.experts is None  # else layers take other times than the plan has
+        if self._attempt is not None and self._requests.stop is None and knows_times:
             self._replanner.check_stages(self._now.plan, self._attempt.state.collected, self._options.steps)
 
     def tick(self) -> None:
@@ -382,7 +383,9 @@ class PlanRunner:
         fault = classify(error, report)
         if fault.kind == "node" and self._is_hopeless(error):
             fault = Fault("final")
-        slowdowns = attempt.results.slowdowns() if attempt is not None else {}
+        slowdowns: Mapping[str, float] = {}
+        if attempt is not None and self._options.experts is None:
+            slowdowns = attempt.results.slowdowns()
         self._nodes.give_up_lost(fault.lost, error, self._now.plan)
         if attempt is not None:
             attempt.end(RANKS_END_S)

@@ -82,8 +82,11 @@ def supervise_run(
     run.callbacks = with_supervisor_log(callbacks, run.journal.paths.supervisor_log)
     digest, options = state.order.get("digest"), options_of(state)
 
+    # with others' turns steps last longer, and with hosts of experts layers take other times
+    is_alone = options.turns is None and options.experts is None
+
     def as_measured(played: Plan) -> bool:
-        return options.turns is None and (played.encrypted or not options.encrypt)
+        return is_alone and (played.encrypted or not options.encrypt)
 
     def keep_part(played: Plan, seen: Measurement, part: Subject) -> bool:
         if not isinstance(digest, str) or not as_measured(played):
@@ -99,7 +102,7 @@ def supervise_run(
         options,
         connect=connect_of(state),
         resume=tasks is None and bool(state.attempts),
-        keep_part=keep_part if options.turns is None else None,  # with others' turns steps last longer
+        keep_part=keep_part if is_alone else None,
     )
     try:
         done, paths = runner.run(tasks, hosts)
