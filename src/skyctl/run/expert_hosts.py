@@ -97,8 +97,11 @@ class ExpertHosts:
 
     def adopt(self, tasks: Mapping[int, RemoteTask]) -> None:
         """In place of ``start``: takes over hosts that another process has started, by their places."""
-        for place, task in tasks.items():
-            self._follow(place, task)
+        for place, device in enumerate(self._devices):
+            if place in tasks:
+                self._follow(place, tasks[place])
+            else:
+                self._warn(device, "it had ended before")
 
     def order_of(self, spec: RankSpec, order: AnyRankOrder) -> AnyRankOrder:
         """A rank's order, told of the hosts where its layers have experts there."""
@@ -130,10 +133,7 @@ class ExpertHosts:
         while (came := self._events.receive(0)) is not None:
             error = self._take(came)
             if error is not None and not self._is_killed:
-                self._run.callbacks.warn(
-                    f"the host of experts on {self._devices[came.key]} has ended: {error.message}; its "
-                    "experts come back on other hosts, from their last copies"
-                )
+                self._warn(self._devices[came.key], error.message)
 
     def kill(self) -> None:
         """Ends all that still run. Idempotent; errors of dead connections don't matter here."""
@@ -156,6 +156,12 @@ class ExpertHosts:
         self.take_events()
         for place, task in self._tasks.items():
             self._session(place).discard(task)
+
+    def _warn(self, device: str, why: str) -> None:
+        self._run.callbacks.warn(
+            f"the host of experts on {device} has ended: {why}; its experts come back on other hosts, from "
+            "their last copies"
+        )
 
     def _follow(self, place: int, task: RemoteTask) -> None:
         self._tasks[place] = task

@@ -19,8 +19,6 @@ from skyctl.schedule.actions import ZERO_BUBBLE
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
 
-SEARCH_S = 10.0
-"""For the placement of all layers' experts together."""
 PASSES = 4
 """A token's bytes pass a line so often: there and back, in the forward and in the backward."""
 
@@ -207,18 +205,18 @@ def place_hosts(plan: Plan, setting: ExpertSetting, there: Collection[str]) -> E
     for layer in setting.layers:
         state_bytes = math.ceil(problem.layers[layer.layer].state_bytes * layer.part)
         loads = [ExpertLoad(f"e{n}", 1 / layer.experts, state_bytes) for n in range(layer.experts)]
+        all_bytes = layer.experts * state_bytes
         able = [
             ExpertDevice(
                 device.id,
                 compute_s=max(_layer_s(problem, device.id, layer.layer), 1e-9),
                 line_s=_line_s(plan, layer, device.id),
-                memory_bytes=_memory_bytes(device.memory_bytes),
-                held_bytes=math.ceil(taken.get(device.id, 0.0)),
+                memory_bytes=_room_bytes(device.memory_bytes, taken.get(device.id, 0.0), all_bytes),
             )
             for device in devices
         ]
         asked = PlacementProblem(loads, able)
-        placed = place_experts(asked, SEARCH_S / len(setting.layers), copies=1)
+        placed = place_experts(asked, copies=1)
         place_of = {device.id: place for place, device in enumerate(devices)}
         holders[layer.layer] = tuple(place_of[next(iter(shares))] for shares in placed.shares)
         time_s, bound_s = time_s + placed.time_s, bound_s + placed.bound_s
@@ -286,8 +284,9 @@ def _line_s(plan: Plan, layer: ExpertLayer, host: str) -> float:
     return passed_bytes / min(rates) if rates else 0.0
 
 
-def _memory_bytes(limit: float | None) -> int:
-    return 1 << 62 if limit is None else int(limit)
+def _room_bytes(limit: float | None, taken: float, all_bytes: int) -> int:
+    """What a device has left for experts, and no more than all of them take: solvers want like numbers."""
+    return all_bytes if limit is None else min(all_bytes, max(0, math.floor(limit - taken)))
 
 
 def _even(problem: PlacementProblem) -> ExpertPlacement | None:

@@ -50,11 +50,14 @@ def ranks_of(run: LiveRun) -> dict[int, RemoteTask] | None:
 
 def expert_hosts_of(run: LiveRun) -> dict[int, RemoteTask]:
     """By place, the tasks that host experts of the last attempt and still run; earlier ones were ended."""
+    devices = run.journal.state.attempts[-1].expert_hosts
     return {
         place: task
-        for session in run.sessions.values()
+        for name, session in run.sessions.items()
         for task in session.tasks()
-        if (place := host_of_task(task.name)) is not None and not task.done
+        if (place := host_of_task(task.name)) in range(len(devices))
+        and node_of(devices[place]) == name
+        and not task.done
     }
 
 

@@ -43,9 +43,10 @@ def place_experts(
     """
     deadline = time.perf_counter() + time_limit_s
     witness, bound_s = _bound(problem)
-    start = _filled(problem, bound_s, copies)
+    start = _dealt_whole(problem) if copies == 1 else _filled(problem, bound_s)
     candidates = [] if start is None else [_placement(problem, start, witness)]
-    if candidates and candidates[0].time_s <= bound_s * (1 + GAP):
+    is_best = copies == 1 and len({(e.tokens, e.memory_bytes) for e in problem.experts}) == 1
+    if candidates and (is_best or candidates[0].time_s <= bound_s * (1 + GAP)):
         return replace(candidates[0], is_optimal=True)
     found, is_proved = search_holders(problem, bound_s, start, deadline, copies=copies)
     if found is not None:
@@ -180,7 +181,28 @@ def _placement(problem: PlacementProblem, holders: Holders, witness: PlacementWi
     return ExpertPlacement(shares, time_s, lower_bound_s(problem, witness), witness)
 
 
-def _filled(problem: PlacementProblem, bound_s: float, copies: int = MOST_COPIES) -> Holders | None:
+def _dealt_whole(problem: PlacementProblem) -> Holders | None:
+    """Experts by falling load, each onto the device that is done with it first; the best of equal ones."""
+    time_s = [0.0] * len(problem.devices)
+    room = [device.room_bytes for device in problem.devices]
+    holders: Holders = [[] for _ in problem.experts]
+    for e in sorted(range(len(holders)), key=lambda e: (-problem.experts[e].tokens, e)):
+        expert = problem.experts[e]
+        done_s = {
+            d: time_s[d] + device.token_s * expert.tokens
+            for d, device in enumerate(problem.devices)
+            if room[d] >= expert.memory_bytes
+        }
+        if not done_s:
+            return None
+        first = min(done_s, key=lambda d: (done_s[d], d))
+        holders[e] = [first]
+        time_s[first] = done_s[first]
+        room[first] -= expert.memory_bytes
+    return holders
+
+
+def _filled(problem: PlacementProblem, bound_s: float) -> Holders | None:
     """Experts by falling load onto the device with the most time left; what does not fit there is split."""
     left = [bound_s / device.token_s for device in problem.devices]
     room = [device.room_bytes for device in problem.devices]
@@ -195,7 +217,7 @@ def _filled(problem: PlacementProblem, bound_s: float, copies: int = MOST_COPIES
         first, *others = able
         holders[e] = [first]
         rest = expert.tokens - max(0.0, left[first])
-        if copies > 1 and rest > 0 and others and left[others[0]] > 0:
+        if rest > 0 and others and left[others[0]] > 0:
             holders[e].append(others[0])
             left[others[0]] -= rest
             left[first] = 0.0
