@@ -163,6 +163,31 @@ def test_what_is_wrong_with_a_placement_is_found() -> None:
     assert first
 
 
+@pytest.mark.parametrize("is_even", [True, False])
+@pytest.mark.parametrize("seed", range(15))
+def test_whole_experts_are_placed_as_brute_force_does(seed: int, is_even: bool) -> None:
+    problem = drawn(seed)
+    if is_even:
+        alike = [ExpertLoad(expert.name, 7.0, 2) for expert in problem.experts]
+        problem = replace(problem, experts=alike)
+    times = []
+    for places in itertools.product(problem.devices, repeat=len(problem.experts)):
+        need = dict.fromkeys((device.name for device in problem.devices), (0.0, 0))
+        for expert, device in zip(problem.experts, places, strict=True):
+            time_s, held = need[device.name]
+            need[device.name] = time_s + device.token_s * expert.tokens, held + expert.memory_bytes
+        if all(need[device.name][1] <= max(0, device.room_bytes) for device in problem.devices):
+            times.append(max(time_s for time_s, _ in need.values()))
+    if not times:
+        with pytest.raises(InfeasibleError):
+            place_experts(problem, copies=1)
+        return
+    placement = place_experts(problem, copies=1)
+    assert {len(shares) for shares in placement.shares} == {1}
+    assert placement.time_s == pytest.approx(min(times), rel=1e-5)
+    assert not verify_expert_placement(problem, placement).problems
+
+
 @pytest.mark.parametrize(
     ("experts", "devices", "message"),
     [
