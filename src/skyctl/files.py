@@ -229,6 +229,7 @@ class RunPaths:
         ├── outcome.json        of a script: how its ranks have ended
         ├── metrics.jsonl       a line a step, written as it happens
         ├── tensorboard/        the same for TensorBoard, where it is installed
+        ├── experts.json        with --expert-hosts: by rank, tokens, lost hosts, and the record of steps
         ├── wandb/              with --wandb: what its library keeps
         ├── weights.safetensors the trained weights
         ├── weights-00000060.safetensors  those of a checkpoint that another run began with (--init-from)

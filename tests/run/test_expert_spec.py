@@ -193,6 +193,8 @@ def _set(*path: str, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("record", "moves", to=[{"step": 2, "layer": 1, "expert": 1, "copied": 1, "host": 2}]),
         _set("record", "moves", to=[{"step": 9, "layer": 1, "expert": 1, "copied": 1, "host": 0}]),
         _set("record", "forwards", to={"3": [0]}),
+        _set("record", "masks", "1.0", "missing", to={"3": [0]}),
+        _set("record", "masks", "1.0", "missing", to={"9" * 5000: [0]}),
         _set("more", to=1),
     ],
 )

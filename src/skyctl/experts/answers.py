@@ -100,7 +100,8 @@ class MaskRecord:
         for step, numbers in missing.items():
             given = numbers if isinstance(numbers, list) else [None]
             is_sound = all(type(number) is int and 0 <= number < experts for number in given)
-            if not (isinstance(step, str) and step.isascii() and step.isdigit() and is_sound):
+            is_step = isinstance(step, str) and step.isascii() and step.isdigit() and len(step) <= 12
+            if not (is_step and is_sound):
                 raise InputError(
                     f"the record of masks has {numbers!r} for step {step!r}, not numbers below {experts}"
                 )

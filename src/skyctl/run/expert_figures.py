@@ -70,8 +70,8 @@ def read_figures(values: Any, own: RankExperts | None, steps: int) -> tuple[Expe
         is_known = move.expert < own.counts.get(move.layer, 0)
         if not is_known or (move.host or 0) >= len(own.hosts) or max(move.step, move.copied) > steps:
             raise InputError(f"expert {move.expert} of layer {move.layer} can't have moved so")
-    if any(step >= steps for step in (*record.forwards, *record.backwards)):
-        raise InputError(f"it tells of calls after the last of {steps} steps")
+    if any(step >= steps for step in (*record.forwards, *record.backwards, *record.masked_steps)):
+        raise InputError(f"it tells of calls or masks after the last of {steps} steps")
     return figures, record
 
 

@@ -112,7 +112,7 @@ class ExpertHosts:
         hosts = tuple(
             HostAddress(
                 node=device,
-                host=self._listening[place].address,
+                host=self._hosted.addresses[node_of(device)],
                 port=self._listening[place].port,
                 secret=self._secrets[place][spec.rank],
                 token_s=places.token_s[place],
