@@ -117,7 +117,7 @@ class TrunkExperts:
         for layer, found in self._layers.items():
             for module, first in found.numbered():
                 module.dispatch = RemoteDispatch(self, layer, first)
-                module.register_forward_hook(self._count_dropped)
+                module.register_forward_hook(lambda module, *_: self._count_dropped(module))  # can be copied
 
     def begin(self, step: int) -> None:
         """The step's first forward is next: lost experts come back, and the step's masks are fixed.
@@ -186,7 +186,7 @@ class TrunkExperts:
             "record": self.record.to_dict(),
         }
 
-    def _count_dropped(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+    def _count_dropped(self, module: nn.Module) -> None:
         assert isinstance(module, Experts)
         self._dropped += module.dropped
 
