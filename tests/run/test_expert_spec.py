@@ -162,8 +162,8 @@ def test_figures_are_read_told_and_written_down() -> None:
     read = read_figures(seen(), OWN, 3)
     assert read is not None
     assert describe_figures({0: read}) == (
-        f"experts: tokens 5 to {B}, 7 to {C}; 1 without any answer; 2 calls failed; 1 step with experts "
-        "masked; 1 expert came back elsewhere"
+        f"experts: tokens 5 to {B}, 7 to {C}; without any answer: 1; calls failed: 2; steps with experts "
+        "masked: 1; experts that came back elsewhere: 1"
     )
     assert json.loads(json.dumps(figures_record({0: read})))["ranks"]["0"] == seen()
     assert read_figures(None, None, 3) is None

@@ -257,8 +257,9 @@ class OrderMaker:
         run, held = self._run, layers_by_node(plan)
         nodes = used_nodes(plan, run.cluster)
         layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
-        for name in () if places is None else places.nodes:
-            layers[name] = layers.get(name, set()) | {*places.counts}
+        if places is not None:
+            for name in places.nodes:
+                layers[name] = layers.get(name, set()) | {*places.counts}
         ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: run.sessions[name] for name in layers}
         return self._send(sessions, ends, layers, restored=restored)

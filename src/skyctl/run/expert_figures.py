@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyctl.agent.message_fields import FieldError, Index, Label, read_fields
-from skyctl.compare.number_format import format_count
 from skyctl.errors import InputError
 from skyctl.experts.step_record import StepRecord
 from skyctl.run.expert_spec import RankExperts
@@ -89,9 +88,8 @@ def describe_figures(seen: Mapping[int, tuple[ExpertFigures, StepRecord]]) -> st
         masked |= set(record.masked_steps)
     by_host = ", ".join(f"{count} to {host}" for host, count in sorted(tokens.items()))
     return (
-        f"experts: tokens {by_host or 'to no host'}; {dropped} without any answer; "
-        f"{format_count(failed, 'call')} failed; {format_count(len(masked), 'step')} with experts masked; "
-        f"{format_count(len(moved), 'expert')} came back elsewhere"
+        f"experts: tokens {by_host or 'to no host'}; without any answer: {dropped}; calls failed: {failed}; "
+        f"steps with experts masked: {len(masked)}; experts that came back elsewhere: {len(moved)}"
     )
 
 

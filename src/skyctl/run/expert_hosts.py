@@ -41,10 +41,9 @@ def host_task_name(place: int) -> str:
     return f"experts-{place}"
 
 
-def host_of_task(name: str) -> int | None:
-    """The host's place whose task is called so; None for a task that is no host."""
-    kind, _, number = name.partition("-")
-    return int(number) if kind == "experts" and re.fullmatch("[0-9]{1,8}", number) else None
+def is_host_task(name: str) -> bool:
+    """Whether the task that is called so is a host."""
+    return re.fullmatch("experts-[0-9]{1,8}", name) is not None
 
 
 class ExpertHosts:

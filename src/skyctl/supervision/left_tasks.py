@@ -10,7 +10,7 @@ from skyctl.checkpoint.launcher.replicator_messages import REPLICATOR_KINDS
 from skyctl.errors import ProtocolError, SessionGoneError, SkyctlError
 from skyctl.records.cluster import Node, node_of
 from skyctl.remote.remote_task import RemoteTask, read_task_message
-from skyctl.run.expert_hosts import HOST_KINDS, host_of_task
+from skyctl.run.expert_hosts import HOST_KINDS, host_task_name, is_host_task
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_messages import RANK_KINDS
 from skyctl.run.rank_spec import rank_of_task, rank_task_name
@@ -50,15 +50,13 @@ def ranks_of(run: LiveRun) -> dict[int, RemoteTask] | None:
 
 def expert_hosts_of(run: LiveRun) -> dict[int, RemoteTask]:
     """By place, the tasks that host experts of the last attempt and still run; earlier ones were ended."""
-    devices = run.journal.state.attempts[-1].expert_hosts
-    return {
-        place: task
-        for name, session in run.sessions.items()
-        for task in session.tasks()
-        if (place := host_of_task(task.name)) in range(len(devices))
-        and node_of(devices[place]) == name
-        and not task.done
-    }
+    found: dict[int, RemoteTask] = {}
+    for place, device in enumerate(run.journal.state.attempts[-1].expert_hosts):
+        session = run.sessions.get(node_of(device))
+        for task in session.tasks() if session is not None else ():
+            if task.name == host_task_name(place) and not task.done:
+                found[place] = task
+    return found
 
 
 def some_rank_ended(run: LiveRun) -> bool:
@@ -137,6 +135,6 @@ def _newest_tasks(run: LiveRun, nodes: Iterable[str]) -> dict[int, RemoteTask]:
 def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a task of a run has said, with nothing in it that nobody knows. Raises ProtocolError."""
     kinds = REPLICATOR_KINDS if rank_of_task(task) is None else RANK_KINDS
-    if host_of_task(task) is not None:
+    if is_host_task(task):
         kinds = HOST_KINDS
     return read_task_message(kinds, node, message).plain
