@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from skyctl.compare.number_format import format_seconds
 from skyctl.errors import InfeasibleError, InputError, MismatchError, WorkloadError
 from skyctl.planner.expert_placement.placement_search import even_placement, place_experts
 from skyctl.planner.expert_problem import ExpertDevice, ExpertLoad, ExpertPlacement, PlacementProblem
@@ -108,10 +109,10 @@ class ExpertHosting:
             for host in range(len(self.devices))
         ]
         places = ", ".join(f"{count} on {device}" for count, device in zip(held, self.devices, strict=True))
-        even = "does not fit" if self.even_s is None else f"takes {_ms(self.even_s)}"
+        even = "does not fit" if self.even_s is None else f"takes {format_seconds(self.even_s)}"
         return (
-            f"experts: {places}; the slowest hosts are predicted to take {_ms(self.time_s)} for a "
-            f"microbatch, no placement less than {_ms(self.bound_s)}; an even placement {even}"
+            f"experts: {places}; the slowest hosts are predicted to take {format_seconds(self.time_s)} for a "
+            f"microbatch, no placement less than {format_seconds(self.bound_s)}; an even placement {even}"
         )
 
 
@@ -294,7 +295,3 @@ def _even(problem: PlacementProblem) -> ExpertPlacement | None:
         return even_placement(problem)
     except InfeasibleError:
         return None
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
