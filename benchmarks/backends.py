@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport import GLOO
-from skyctl.transport.process_group import PairOptions
+from skyctl.transport.planned_process_group import PairOptions
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import join
 from skyctl.worker.peer import FIRST_STREAM_TAG, Peer

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from skyctl.errors import RunError
-from skyctl.transport.process_group import PairOptions
+from skyctl.transport.planned_process_group import PairOptions
 from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.transport.mesh_process_group import CollectiveWork, MeshOptions, MeshProcessGroup
+from skyctl.transport.collectives import CollectiveWork
+from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerUnreachableError

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from skyctl.errors import RunError
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import PairOptions, SkyctlProcessGroup, run_in_thread, wait_for_all
+from skyctl.transport.planned_process_group import PairOptions
+from skyctl.transport.process_group import SkyctlProcessGroup, run_in_thread, wait_for_all
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerUnreachableError
@@ -136,7 +137,7 @@ import json, sys
 from types import SimpleNamespace
 from datetime import timedelta
 import torch, torch.distributed as dist
-from skyctl.transport.process_group import PairOptions
+from skyctl.transport.planned_process_group import PairOptions
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import make_group
 

@@ -21,7 +21,8 @@ from skyctl.records.cluster import Node
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
-from skyctl.transport.mesh_process_group import SECRET_FILE, MeshProcessGroup
+from skyctl.transport.group_secret import SECRET_FILE
+from skyctl.transport.mesh_process_group import MeshProcessGroup
 
 SCRIPTS = Path(__file__).parent / "user_scripts"
 LIMIT_S = 120

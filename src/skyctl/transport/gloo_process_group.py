@@ -31,15 +31,13 @@ import torch.distributed as dist
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
 from skyctl.transport.congestion_control import suit_round_trip
-from skyctl.transport.process_group import (
+from skyctl.transport.planned_process_group import (
     PEER_READY_TIMEOUT_S,
     PairOptions,
     PlannedProcessGroup,
     Store,
-    read_address,
-    run_in_thread,
-    wait_for_all,
 )
+from skyctl.transport.process_group import read_address, run_in_thread, wait_for_all
 from skyctl.transport.transfer_errors import (
     PeerUnreachableError,
     TransferClosedError,

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import operator
 import os
 import queue
 import secrets
 import socket
-import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,38 +28,20 @@ import torch.distributed as dist
 
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
+from skyctl.transport.collectives import CollectiveWork, reduce_into, reduction_of
+from skyctl.transport.group_secret import secret_of_process
 from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import (
-    PairOptions,
-    SkyctlProcessGroup,
-    Store,
-    read_address,
-    read_listening,
-    run_in_thread,
-)
+from skyctl.transport.planned_process_group import PairOptions, Store
+from skyctl.transport.process_group import SkyctlProcessGroup, read_address, read_listening, run_in_thread
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.work import NO_TIMEOUT, Work
+from skyctl.transport.work import Work
 
 Tensor = torch.Tensor
-Reduction = Callable[[Tensor, Tensor], Tensor]
 
-SECRET_FILE, SECRET_DESCRIPTOR = "SKYCTL_SECRET_FILE", "SKYCTL_SECRET_FD"
-"""Where the environment says that the secret is: a file that its owner alone can read, or a descriptor."""
-LEAST_SECRET_BYTES = 16
 COLLECTIVE_TAG = 8
 """Of the connection's own tags (``peer_connection.FIRST_TAG``), that of all collectives."""
 _PIECE_BYTES = 1 << 20
 """Of a ring's messages: while one is added, the next is on its way."""
-_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
-    (dist.ReduceOp.SUM, Tensor.add_),
-    (dist.ReduceOp.AVG, Tensor.add_),  # divided at the end
-    (dist.ReduceOp.PRODUCT, Tensor.mul_),
-    (dist.ReduceOp.MIN, lambda own, other: torch.minimum(own, other, out=own)),
-    (dist.ReduceOp.MAX, lambda own, other: torch.maximum(own, other, out=own)),
-    (dist.ReduceOp.BAND, operator.iand),
-    (dist.ReduceOp.BOR, operator.ior),
-    (dist.ReduceOp.BXOR, operator.ixor),
-)
 
 
 @dataclass(frozen=True)
@@ -146,7 +125,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
         if options.enable_reconfigure:
             return cls(rank, size, {}, request.timeout, options)
         if size > 1:
-            secret = options.secret or _secret_of_process()
+            secret = options.secret or secret_of_process()
             address = options.address or _own_address(os.environ)
             store.set(f"address/{rank}", address)
             for peer in range(size):
@@ -250,7 +229,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
         )
 
     def _secret(self) -> bytes:
-        return self._options.secret or _secret_of_process()
+        return self._options.secret or secret_of_process()
 
     # --- collectives, as torch.distributed calls them: the parameters' names are torch's
 
@@ -290,7 +269,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
             return self._exchange({root: tensors[0]}, {})
         parts = [torch.empty_like(tensors[0]) for _ in range(self.size())]
         return self._exchange(
-            {root: tensors[0]}, dict(enumerate(parts)), lambda: _reduce_into(tensors[0], parts, op)
+            {root: tensors[0]}, dict(enumerate(parts)), lambda: reduce_into(tensors[0], parts, op)
         )
 
     def allgather(  # type: ignore[override]
@@ -311,7 +290,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
         return self._exchange(
             dict(enumerate(inputs[0])),
             dict(enumerate(parts)),
-            lambda: _reduce_into(outputs[0], parts, opts.reduceOp),
+            lambda: reduce_into(outputs[0], parts, opts.reduceOp),
         )
 
     def reduce_scatter_single(self, output: Tensor, own: Tensor, opts: Any = None) -> Any:
@@ -391,12 +370,12 @@ class MeshProcessGroup(SkyctlProcessGroup):
     def _reduce_in_ring(self, tensor: Tensor, op: Any) -> None:
         """Each rank's part goes round and is reduced by all in turn; then the reduced parts go round."""
         if self.rehearses:
-            _reduce_into(tensor, [tensor.clone() for _ in range(self.size())], op)
+            reduce_into(tensor, [tensor.clone() for _ in range(self.size())], op)
             return
         size, rank = self.size(), self.rank()
         following, before = (rank + 1) % size, (rank - 1) % size
         flat = tensor.contiguous().view(-1)
-        reduce, parts = _reduction(op), flat.tensor_split(size)
+        reduce, parts = reduction_of(op), flat.tensor_split(size)
         for turn in range(2 * (size - 1)):
             is_reduced = turn >= size - 1
             sent, received = (parts[(rank - turn - back) % size] for back in (0, 1))
@@ -444,85 +423,6 @@ class MeshProcessGroup(SkyctlProcessGroup):
                 self._close_pairs()  # what the others do next would meet the rest of this
 
 
-class CollectiveWork:
-    """A collective that is under way."""
-
-    def __init__(self, future: Future[None], result: Sequence[Tensor], timeout: timedelta) -> None:
-        self._future, self._result, self._timeout = future, list(result), timeout
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Returns True once it is done.
-
-        Args:
-            timeout: ``NO_TIMEOUT``: the group's limit for each transfer.
-
-        Raises:
-            PeerLostError: a rank is gone.
-            RunError: it was not done in time.
-        """
-        try:
-            self._future.result(timeout.total_seconds() or None)
-        except TimeoutError as exc:
-            raise RunError(f"a collective was not done within {timeout.total_seconds():g} s") from exc
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether it is done, or has failed."""
-        return self._future.done()
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """torch's future of the tensors, as communication hooks of DDP return it."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-
-        def tell(done: Future[None]) -> None:
-            if (error := done.exception()) is not None:
-                future.set_exception(error)  # type: ignore[arg-type] # torch's stub is wrong
-            else:
-                future.set_result(self._result)
-
-        self._future.add_done_callback(tell)
-        return future
-
-
-def read_secret(environment: Mapping[str, str]) -> bytes:
-    """The secret that the environment says where to find.
-
-    Raises:
-        RunError: it does not say, or others could read it, or it is too short.
-    """
-    if number := environment.get(SECRET_DESCRIPTOR):
-        with open(int(number), "rb", closefd=False) as file:
-            secret = file.read().strip()
-        where = f"descriptor {number}"
-    elif name := environment.get(SECRET_FILE):
-        with Path(name).open("rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-                raise RunError(
-                    f"{name} holds the secret of a process group, and others than this user can read it",
-                    hint=f"chmod 600 {name}, a file of your own; if others saw it, make another secret",
-                )
-            secret = file.read().strip()
-        where = name
-    else:
-        raise RunError(
-            "ranks over the backend skyctl have to share a secret, and there is none",
-            hint=f"openssl rand -hex 32 > secret; chmod 600 secret; {SECRET_FILE}=secret, on each machine",
-        )
-    if len(secret) < LEAST_SECRET_BYTES:
-        raise RunError(
-            f"the secret in {where} has {len(secret)} bytes; it needs {LEAST_SECRET_BYTES}",
-            hint="openssl rand -hex 32 makes one",
-        )
-    return secret
-
-
-@cache
-def _secret_of_process() -> bytes:
-    """The secret of the environment: once, since what a pipe has given is gone."""
-    return read_secret(os.environ)
-
-
 def _own_address(environment: Mapping[str, str], interface: str | None = None) -> str:
     """This machine's address on the route to rank 0's, or that of the interface."""
     name = environment.get("MASTER_ADDR") or "127.0.0.1"
@@ -535,25 +435,6 @@ def _own_address(environment: Mapping[str, str], interface: str | None = None) -
 def _read_handle(handle: str, rank: int) -> tuple[str, int]:
     """Where the member listens that a handle is of."""
     return read_listening(handle.partition("/")[0].encode(), rank)
-
-
-def _reduction(op: Any) -> Reduction:
-    for torch_op, reduce in _REDUCTIONS:
-        if op == torch_op:
-            return reduce
-    raise RunError(
-        f"the backend skyctl reduces nothing by {op}", hint="SUM, AVG, PRODUCT, MIN and MAX it does"
-    )
-
-
-def _reduce_into(target: Tensor, parts: Sequence[Tensor], op: Any) -> None:
-    """Reduces the parts, in their order."""
-    reduce = _reduction(op)
-    for part in parts[1:]:
-        reduce(parts[0], part)
-    if op == dist.ReduceOp.AVG:
-        parts[0].div_(len(parts))
-    target.copy_(parts[0])
 
 
 def _pieces(flat: Tensor) -> Sequence[Tensor]:

@@ -18,7 +18,8 @@ from skyctl.transport import BACKEND, GLOO
 
 if TYPE_CHECKING:
     from skyctl.transport.peer_connection import PeerConnection
-    from skyctl.transport.process_group import PairOptions, PlannedProcessGroup, SkyctlProcessGroup
+    from skyctl.transport.planned_process_group import PairOptions, PlannedProcessGroup
+    from skyctl.transport.process_group import SkyctlProcessGroup
 
 
 def register() -> None:
@@ -37,7 +38,7 @@ def make_group(request: Any, options: Any) -> PlannedProcessGroup:
         options: the ``pg_options``: of a run's rank ``PairOptions``, of a script ``MeshOptions``, torch's own
             or None.
     """
-    from skyctl.transport.process_group import PairOptions
+    from skyctl.transport.planned_process_group import PairOptions
 
     if not isinstance(options, PairOptions):
         from skyctl.transport.mesh_process_group import MeshOptions, MeshProcessGroup
@@ -105,7 +106,7 @@ def join_alone() -> None:
 
     So a user's code may ask torch.distributed who it is wherever it is called, and not in a run alone.
     """
-    from skyctl.transport.process_group import PairOptions
+    from skyctl.transport.planned_process_group import PairOptions
 
     if not dist.is_initialized():
         store: Any = dist.HashStore()  # type: ignore[attr-defined] # not in torch's stubs

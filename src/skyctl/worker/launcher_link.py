@@ -10,7 +10,7 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_orders import read_request
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.errors import RunError
-from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
+from skyctl.transport.planned_process_group import PEER_READY_TIMEOUT_S
 from skyctl.worker.progress import Progress
 from skyctl.worker.rank_environment import find_environment
 from skyctl.worker.rank_events import HeartbeatEvent, RoomEvent

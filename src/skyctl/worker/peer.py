@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from skyctl.transport.process_group import PEER_READY_TIMEOUT_S
+from skyctl.transport.planned_process_group import PEER_READY_TIMEOUT_S
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.transport.work import Work
 

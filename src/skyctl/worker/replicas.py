@@ -15,7 +15,7 @@ import torch.distributed as dist
 from skyctl.errors import RunError
 from skyctl.transport import BACKEND
 from skyctl.transport.mesh_process_group import MeshOptions
-from skyctl.transport.process_group import Store
+from skyctl.transport.planned_process_group import Store
 from skyctl.transport.torch_backend import join_alone
 from skyctl.worker.rank_order import RankOrder
 

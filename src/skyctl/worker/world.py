@@ -13,13 +13,8 @@ import torch.distributed as dist
 
 from skyctl.agent.task_events import to_message
 from skyctl.errors import RunError
-from skyctl.transport.process_group import (
-    PairOptions,
-    PlannedProcessGroup,
-    SkyctlProcessGroup,
-    run_in_thread,
-    wait_for_all,
-)
+from skyctl.transport.planned_process_group import PairOptions, PlannedProcessGroup
+from skyctl.transport.process_group import SkyctlProcessGroup, run_in_thread, wait_for_all
 from skyctl.transport.torch_backend import join, planned_group, planned_pair
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.peer import Neighbours, Peer

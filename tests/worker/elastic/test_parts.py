@@ -15,7 +15,8 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from skyctl.transport.process_group import PairOptions, run_in_thread, wait_for_all
+from skyctl.transport.planned_process_group import PairOptions
+from skyctl.transport.process_group import run_in_thread, wait_for_all
 from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.elastic.elastic_steps import SumConnections

@@ -12,13 +12,8 @@ from skyctl.errors import RunError
 from skyctl.transport import BACKEND, GLOO
 from skyctl.transport.gloo_process_group import GlooProcessGroup
 from skyctl.transport.peer_connection import PeerConnection
-from skyctl.transport.process_group import (
-    PairOptions,
-    PlannedProcessGroup,
-    SkyctlProcessGroup,
-    run_in_thread,
-    wait_for_all,
-)
+from skyctl.transport.planned_process_group import PairOptions, PlannedProcessGroup
+from skyctl.transport.process_group import SkyctlProcessGroup, run_in_thread, wait_for_all
 from skyctl.transport.tls_identity import TlsIdentity
 
 HOST = "127.0.0.1"

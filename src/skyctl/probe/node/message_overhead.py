@@ -35,7 +35,7 @@ from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
 from skyctl.probe.node.loopback_ranks import LoopbackRanks
 from skyctl.transport import BACKEND
-from skyctl.transport.process_group import PlannedProcessGroup
+from skyctl.transport.planned_process_group import PlannedProcessGroup
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.batches.sample_batches import Prefetcher
 from skyctl.worker.peer import Peer
