@@ -27,14 +27,16 @@ from hypothesis import settings
 
 from skyctl.device.dtype_support import FILE_NAME, ISA_VARIABLE, TRIED_DTYPES, find_dtype_support
 
+from .helpers.warm_python import NAME, close_warm_python
+
 TAG = "SKYCTL_TEST_TAG"
 PATIENCE_S = 5.0
 """How long what was told to end may take to do so."""
 
 PROC = Path("/proc")
 ALONE = os.environ.get("SKYCTL_REQUIRE_LAB") == "1"
-_KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-"""The standard library's own helpers, which live as long as the process that started them."""
+_KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", f"-X\0{NAME}=".encode())
+"""Helpers of the standard library and of ours, which live as long as the process that started them."""
 
 
 TEMPORARY = pytest.StashKey[Path]()
@@ -134,6 +136,7 @@ def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[No
         patch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
         patch.delenv("SKYCTL_CLUSTER", raising=False)
         yield
+    close_warm_python()
     left = _wait(lambda: _carrying(f"{TAG}={session_tag}".encode(), _pids(), exact=False))
     faults = [f"process {_named(pid)}" for pid in left]
     _kill(left)

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from skyctl.cli.app import main
 from skyctl.probe import cluster_probe
 
 from .processes import until
+from .warm_python import ForkedCommand, warm_python
 
 COMMAND_S = 400.0
 """How long a command may take, on a machine that does much else."""
@@ -33,6 +35,7 @@ BRIEF_S = 0.3
 PROCESS_ONLY = ("SKYCTL_TEST_TAG", "PYTEST_CURRENT_TEST")
 """What this process keeps of its own, though a command's environment was copied before."""
 
+SKYCTL = [sys.executable, "-m", "skyctl"]
 Done = subprocess.CompletedProcess[str]
 
 
@@ -52,16 +55,12 @@ def run_here(capsys: pytest.CaptureFixture[str], *words: str) -> Done:
 
 def run_in(folder: Path, *words: str, **env: str) -> Done:
     """skyctl as a process of its own in that folder, to any end; ``env`` is added to the environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "skyctl", *words],
-        cwd=folder,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as said:
+        command = Command([*SKYCTL, *words], {**os.environ, **env}, folder, Path(said) / "it")
+        try:
+            return command.wait()
+        finally:
+            command.close()
 
 
 def run_inside(folder: Path, *words: str, **env: str) -> Done:
@@ -108,10 +107,14 @@ class Command:
 
     def __init__(self, argv: list[str], env: Mapping[str, str], folder: Path, said: Path) -> None:
         self._out, self._err = said.with_suffix(".out"), said.with_suffix(".err")
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                argv, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
+        with self._out.open("w+b") as out, self._err.open("wb") as err:
+            self.process: subprocess.Popen[bytes] | ForkedCommand
+            if argv[:3] == SKYCTL and warm_python().can_run(env):
+                self.process = warm_python().start(argv[3:], env, folder, out.fileno(), err.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    argv, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                )
 
     @property
     def out(self) -> str:
@@ -132,8 +135,8 @@ class Command:
 
     def wait(self, timeout_s: float = COMMAND_S) -> Done:
         """To its end, whatever that is."""
-        self.process.wait(timeout_s)
-        return subprocess.CompletedProcess(self.process.args, self.process.returncode, self.out, self.err)
+        code = self.process.wait(timeout_s)
+        return subprocess.CompletedProcess(self.process.args, code, self.out, self.err)
 
     def end(self, code: int = 0, timeout_s: float = COMMAND_S) -> Done:
         """To its end, which must be with that exit code, and without a traceback."""
@@ -251,7 +254,7 @@ class Skyctl:
             self.run_inside("probe", workload, *words)
 
     def on_terminal(self, *words: str) -> Terminal:
-        made = Terminal([sys.executable, "-m", "skyctl", *words], self.env, self.folder)
+        made = Terminal([*SKYCTL, *words], self.env, self.folder)
         self.started.append(made)
         return made
 
