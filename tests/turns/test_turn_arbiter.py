@@ -50,6 +50,15 @@ def test_order(kind: str, expected: str) -> None:
     assert "".join(ordered(arbiter, 1.0)) == expected
 
 
+def test_fifo_keeps_one_order_of_runs_on_all_devices() -> None:
+    """Two runs of two ranks: each comes first to one of the devices."""
+    for names in (("first", "second"), ("second", "first")):
+        arbiter = TurnArbiter("fifo")
+        for number in [arbiter.open(0.0, name) for name in names]:
+            arbiter.ask(number, 0.0)
+        assert ordered(arbiter, 0.0) == ["first", "second"]
+
+
 @pytest.mark.parametrize("kind", ["fifo", "fair", "srtf", "priority"])
 def test_who_has_waited_long_goes_next(kind: str) -> None:
     arbiter = TurnArbiter(kind)

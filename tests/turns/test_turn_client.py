@@ -20,6 +20,7 @@ from skyctl.agent.unix_socket import connect_in_folder
 from skyctl.errors import InputError, MismatchError, RunError
 from skyctl.turns.device_folder import connect_to_arbiter, device_folder
 from skyctl.turns.turn_client import list_shared_devices, open_turns
+from skyctl.turns.turn_messages import ListedJob
 
 Span = tuple[float, float]
 
@@ -218,6 +219,24 @@ def test_another_policy_is_refused(start: Start, tmp_path: Path) -> None:
         ("here/cpu:1", "fair"),
     ]
     other.close()
+
+
+def test_who_was_launched_first_goes_first_whoever_came_first(start: Start, tmp_path: Path) -> None:
+    holder = open_turns("fifo", device=DEVICE, job_id="20260101", cache=tmp_path)
+    later, sooner = start("fifo", "20260103"), start("fifo", "20260102")
+    with holder.turn():
+        for job in (later, sooner):
+            job.begin(30, 0.005)
+        until(lambda: all(job.holds or job.waits_s is not None for job in jobs_there(tmp_path)))
+    spans = [job.spans() for job in (later, sooner)]
+    holder.close()
+    assert spans[1][0][0] < spans[0][0][0]
+    assert not overlap(*spans)
+
+
+def jobs_there(cache: Path) -> list[ListedJob]:
+    [listed] = list_shared_devices(cache)
+    return list(listed.jobs)
 
 
 def test_priorities_differ_under_one_policy(start: Start, tmp_path: Path) -> None:

@@ -111,6 +111,14 @@ def test_one_long_job_and_five_short_ones() -> None:
     assert 2.85 <= mean_seconds(jobs, "fifo") / mean_seconds(jobs, "srtf") <= 3.0
 
 
+def test_fifo_has_who_came_first_wait_for_no_more_than_an_action() -> None:
+    first, second = job(0.12, 10), job(0.12, 10, arrival_s=0.03)
+    for runs in ([first, second], [second, first]):
+        of_first, of_second = (ends(runs, "fifo")[runs.index(run)] for run in (first, second))
+        assert of_first == pytest.approx(1.2)
+        assert of_second == pytest.approx(2.4)
+
+
 def test_fair_shares_of_unequal_actions() -> None:
     actions = (0.016, 0.03, 0.007)
     played = step_ends([job(device_s, round(7.0 / device_s)) for device_s in actions], "fair")

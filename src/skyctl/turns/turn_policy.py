@@ -70,7 +70,7 @@ class JobAccount:
 
     Attributes:
         number: in the order in which jobs came.
-        name: its run's: jobs of one name are ranks of one run.
+        name: its run's id: jobs of one name are ranks of one run. Ids sort by when runs were launched.
         used_s: device seconds that it used.
         waited_s: seconds that it waited for turns, without the wait under way.
         turns: how many it had.
@@ -132,7 +132,9 @@ def service_order(kind: str, waiting: list[JobAccount], now: float) -> list[JobA
     return sorted(waiting, key=lambda job: (*_precedence(kind, job), job.number))
 
 
-def _precedence(kind: str, job: JobAccount) -> tuple[float, ...]:
+def _precedence(kind: str, job: JobAccount) -> tuple[float | str, ...]:
+    if kind == FIFO:  # by run: ranks come to each device in an order of its own, and runs to all in one
+        return (job.name,)
     if kind == FAIR:
         return (job.fair_s,)
     if kind == SRTF:
@@ -141,7 +143,7 @@ def _precedence(kind: str, job: JobAccount) -> tuple[float, ...]:
         return (_asked_at(job),)
     if kind == PRIORITY:
         return (-job.priority, _asked_at(job))
-    return ()
+    raise ValueError(kind)
 
 
 def _asked_at(job: JobAccount) -> float:

@@ -261,10 +261,12 @@ class _PlayedRun:
 class _Player:
     def __init__(self, runs: Sequence[SharedRun], kind: str, slice_s: float) -> None:
         self.slice_s, self.now = slice_s, 0.0
-        names = {name for run in runs for placed in run.pipelines for name in placed.devices}
-        devices = {name: _Device(kind) for name in sorted(names)}
+        used = {name for run in runs for placed in run.pipelines for name in placed.devices}
+        devices = {name: _Device(kind) for name in sorted(used)}
         self.devices = list(devices.values())
-        self.runs = [_PlayedRun(str(number), run, devices) for number, run in enumerate(runs)]
+        in_order = sorted(range(len(runs)), key=lambda number: runs[number].arrival_s)
+        names = {number: f"{place:06}" for place, number in enumerate(in_order)}
+        self.runs = [_PlayedRun(names[number], run, devices) for number, run in enumerate(runs)]
 
     def play(self) -> list[list[float]]:
         while any(len(played.ends) < played.run.steps for played in self.runs):
