@@ -96,6 +96,15 @@ class ScriptOptions(ScriptSourceOptions, ConnectionOptions, ClusterOptions):
             "--master-port", min=1, max=65535, metavar="PORT", help="Default: one that is free there."
         ),
     ] = None
+    turns: Annotated[
+        str | None,
+        typer.Option(
+            "--turns",
+            metavar="POLICY",
+            help="Each step of a Python script takes its device's turn, beside other runs that say so, too: "
+            "fifo, fair, pack or priority=N.",
+        ),
+    ] = None
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave the run to the background once it runs, and return.")
     ] = False
@@ -168,6 +177,9 @@ def make_request(
         )
     if options.balance is not None:
         _check_balance(kind, options)
+    environment = read_environment(options.env or ())
+    if options.turns is not None:
+        _check_turns(options.turns, kind, environment)
     if options.min_nodes is not None and options.min_nodes > len(ranks):
         raise InputError(f"--min-nodes {options.min_nodes}: the run has {format_count(len(ranks), 'node')}")
     folder, words, ship = _shipped(kind, words, options)
@@ -180,7 +192,7 @@ def make_request(
         workdir=options.workdir,
         output=output,
         output_name=output_name,
-        env=read_environment(options.env or ()),
+        env=environment,
         ranks=ranks,
         shares=None if options.shares is None else numbers_by_node("--shares", options.shares, ranks),
         speeds=speeds_by_node(cluster),
@@ -189,6 +201,7 @@ def make_request(
         max_restarts=options.max_restarts,
         stall_s=options.stall,
         master_port=options.master_port,
+        turns=options.turns,
     )
 
 
@@ -201,6 +214,32 @@ def _check_balance(kind: ScriptKind, options: ScriptOptions) -> None:
         )
     if options.shares is not None:
         raise InputError("--balance finds shares, and --shares gives them", hint="leave one of them out")
+
+
+def _check_turns(turns: str, kind: ScriptKind, environment: Mapping[str, str]) -> None:
+    """Raises InputError where steps, how many are left, or their device can't be known."""
+    from skyctl.sweep.trial_devices import VISIBLE
+    from skyctl.turns.turn_policy import SRTF, parse_turns
+
+    policy = parse_turns(turns)
+    if kind == "command":
+        raise InputError(
+            "--turns takes a turn for each step of a Python script's optimizer, and a command has none that "
+            "is known",
+            hint="start it under less priority than runs beside it: skyctl run -- nice -n 19 COMMAND",
+        )
+    if policy.kind == SRTF:
+        raise InputError(
+            "--turns srtf goes by what runs have left to do, and a script does not say how many steps it "
+            "makes",
+            hint="--turns fifo, fair, pack or priority=N, for all runs on the device",
+        )
+    for name in VISIBLE.values():
+        if environment.get(name):
+            raise InputError(
+                f"--turns needs the node's own numbers of its devices, and --env {name} gives them others",
+                hint="leave it out, and have the script choose by LOCAL_RANK",
+            )
 
 
 def _shipped(

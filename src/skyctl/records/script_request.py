@@ -31,6 +31,7 @@ class ScriptRequest(Record):
         max_restarts: how often all ranks are started anew after one has failed.
         stall_s: ranks that have all done nothing for so long hang; 0: they are waited for.
         master_port: where rank 0 listens for the others; None: a free one is found.
+        turns: the policy by which its steps take turns with other runs (``--turns``); None: they take none.
     """
 
     kind: ScriptKind
@@ -49,6 +50,7 @@ class ScriptRequest(Record):
     max_restarts: int = Field(default=0, ge=0)
     stall_s: Seconds = 0.0
     master_port: int | None = Field(default=None, ge=1, le=65535)
+    turns: Name | None = None
 
     @property
     def source(self) -> str:

@@ -63,11 +63,13 @@ class ScriptResult:
     Attributes:
         returncode: its exit status; negative: the signal that ended it.
         recorded: the exception that it has written down.
+        took_turns: whether it has had any turn of its device; None: it was to take none.
     """
 
     kind: ClassVar[str] = "result"
     returncode: ExitStatus
     recorded: ScriptTraceback | None = None
+    took_turns: bool | None = None
 
 
 SCRIPT_EVENTS: tuple[type[ScriptReady | ScriptStarted | ScriptIdle | ScriptStep | ScriptResult], ...] = (

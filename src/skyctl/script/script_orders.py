@@ -31,6 +31,21 @@ class Workplace:
 
 
 @dataclass(frozen=True)
+class ScriptTurns:
+    """Steps take turns with other runs on the rank's device.
+
+    Attributes:
+        policy: as ``--turns`` has it.
+        node: as all launchers call this node that share its devices.
+        run_id: the run's.
+    """
+
+    policy: Label
+    node: Label
+    run_id: Label
+
+
+@dataclass(frozen=True)
 class ScriptOrder:
     """Be one rank of a script: say what is ready here, then start its process when told to.
 
@@ -46,6 +61,7 @@ class ScriptOrder:
         ended: copies of the shipped files, by name, that nobody works in any more; they are removed.
         secret: that all ranks share; with it ``init_process_group("skyctl")`` works in the script. None: it
             does not, unless skyctl is installed here.
+        turns: None: it computes whenever it likes.
     """
 
     kind: ClassVar[str] = "script"
@@ -61,6 +77,7 @@ class ScriptOrder:
     times_steps: bool = False
     ended: Annotated[tuple[Label, ...], MaxLength(1000)] = ()
     secret: Label | None = field(default=None, repr=False)
+    turns: ScriptTurns | None = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from skyctl.script.script_events import (
     ScriptStep,
     ScriptTraceback,
 )
-from skyctl.script.script_orders import AbortScript, BeginScript, ScriptOrder
+from skyctl.script.script_orders import AbortScript, BeginScript, ScriptOrder, ScriptTurns
 from skyctl.script.workplace import enter_workplace, remove_copies
 
 RENDEZVOUS_PORTS = (20_000, 32_000)
@@ -72,7 +72,11 @@ def main(message: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
     environment = make_environment(order, begin.environment, error_file)
     if order.times_steps:
         environment["SKYCTL_STEP_TIMES"] = str(_steps_file(order, channel.folder))
-    if order.times_steps or order.secret is not None:
+    mark = channel.folder / f"turns-{order.rank}"
+    mark.unlink(missing_ok=True)  # of the attempt before
+    if order.turns is not None:
+        environment["SKYCTL_TURNS"] = _turns_text(order.turns, channel.cache, mark)
+    if order.times_steps or order.secret is not None or order.turns is not None:
         environment["PYTHONPATH"] = _with_injected(environment.get("PYTHONPATH", ""))
     process = _start(order, folder, environment)
     channel.send(to_message(ScriptStarted()))
@@ -82,7 +86,8 @@ def main(message: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
         threading.Thread(target=_tell_of_steps, args=(channel, steps), daemon=True).start()
     threading.Thread(target=_tell_of_idleness, args=(channel, process.pid), daemon=True).start()
     status = process.wait()
-    return to_message(ScriptResult(status, read_error_file(error_file)))
+    took_turns = None if order.turns is None else mark.exists()
+    return to_message(ScriptResult(status, read_error_file(error_file), took_turns))
 
 
 def make_environment(order: ScriptOrder, begun: Mapping[str, str], error_file: Path) -> dict[str, str]:
@@ -194,6 +199,12 @@ def _steps_file(order: ScriptOrder, session: Path) -> Path:
 def _with_injected(python_path: str) -> str:
     """A ``PYTHONPATH`` by which Python starts what a script that knows nothing of skyctl is to have."""
     return os.pathsep.join(path for path in (str(INJECTED_FOLDER), python_path) if path)
+
+
+def _turns_text(turns: ScriptTurns, cache: Path, mark: Path) -> str:
+    """The value of ``SKYCTL_TURNS`` (``skyctl.torch.step_turns``)."""
+    said = {"turns": turns.policy, "node": turns.node, "job": turns.run_id}
+    return json.dumps({**said, "cache": str(cache), "mark": str(mark)})
 
 
 def _tell_of_steps(channel: TaskChannel, file: Path) -> None:

@@ -9,9 +9,10 @@ from skyctl.agent.message_fields import FieldError, read_fields
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.files import read_record
 from skyctl.planning.shared_runs import shared_run
+from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.remote.session_factory import close_sessions, connect_node, open_sessions
-from skyctl.supervision.run_settings import cluster_of, options_of
+from skyctl.supervision.run_settings import cluster_of, options_of, script_of
 from skyctl.supervision.run_status import LOOK_S, InspectedRun, look_options
 from skyctl.turns.shared_listing import SharedDevices
 from skyctl.turns.turn_messages import ListedMessage
@@ -27,7 +28,7 @@ def sharing_runs(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
 def _turns(run: InspectedRun) -> str | None:
     """The policy that a run takes turns by; None: it takes none, or its state does not say so."""
     try:
-        return None if run.state.is_script else options_of(run.state).turns
+        return script_of(run.state).turns if run.state.is_script else options_of(run.state).turns
     except RecordError:
         return None
 
@@ -40,7 +41,7 @@ class SharedStep:
         turns: the policy that it was predicted with.
         beside: the ids of the runs that are under way on the same devices.
         step_s: predicted seconds of a step next to them; None: updates of one of them are not synchronous,
-            or their policies do not agree.
+            one is a script, or their policies do not agree.
         alone_s: predicted seconds of a step alone.
     """
 
@@ -66,7 +67,14 @@ def step_beside(
     policies: list[str] = [] if turns is None else [turns]
     for run in runs:
         paths, state = run.paths, run.state
-        if state.cluster_file != cluster_file or not paths.newest_plan.is_file():
+        if state.cluster_file != cluster_file:
+            continue
+        if state.is_script:
+            if set(map(node_of, devices)) & script_of(state).ranks.keys():
+                policies.append(str(_turns(run)))
+                others[paths.run_id] = None
+            continue
+        if not paths.newest_plan.is_file():
             continue
         played = read_record(Plan, paths.newest_plan)
         if devices & {stage.device for stage in played.placed_stages}:

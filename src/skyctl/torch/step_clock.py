@@ -5,7 +5,7 @@ From the time between two ends the clock takes off what was spent waiting for ot
 
 - from the end of a backward's computing to the end of its callbacks, in which DDP waits for its sums;
 - in ``Work.wait``, by which every blocking collective of ``torch.distributed`` waits;
-- in DDP's broadcast of buffers, before a forward.
+- in DDP's broadcasts of buffers and of the order of gradients, before a forward.
 
 Everything else counts as the rank's own: loading data, forward, backward, clipping, the optimizer, logging.
 Sums that overlap with a backward are not taken off. On an accelerator the times are those of events on its
@@ -23,8 +23,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -98,6 +98,32 @@ class DeviceStamp:
         return float(self._event.elapsed_time(later._event)) / 1000.0
 
 
+class StepTurn(Protocol):
+    """A device's turn that a step holds while it computes, and not while it waits for other ranks."""
+
+    def pause(self) -> bool:
+        """Gives it back for a wait; False: there is none to give back."""
+
+    def resume(self) -> None:
+        """Takes it again, after ``pause`` was True."""
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Both, around a wait of the calling thread."""
+
+
+class _NoTurn:
+    """The device is nobody else's."""
+
+    def pause(self) -> bool:
+        return False
+
+    def resume(self) -> None:
+        """There is none."""
+
+    def outside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 @dataclass
 class _Step:
     """A step that goes on, or whose stamps the device has not got to yet."""
@@ -112,11 +138,14 @@ class _Step:
 class StepClock:
     """Times this process's steps from its first optimizer step on; ``listeners`` are told of each.
 
+    ``turn`` is given back for as long as a step waits for other ranks.
+
     Nothing that the script computes is changed. There is one per process: ``running_clock`` gives it.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[StepTime], None]] = []
+        self.turn: StepTurn = _NoTurn()
         self._first_optimizer: weakref.ref[Optimizer] | None = None
         self._hooked: Any = WeakIdKeyDictionary()
         self._steps = 0
@@ -137,6 +166,7 @@ class StepClock:
         if dist.is_available():
             self._time_waits_of(dist.Work, "wait")
             self._time_waits_of(dist, "_broadcast_coalesced")
+            self._time_waits_of(torch._C._distributed_c10d.Reducer, "_rebuild_buckets")
 
     def stop(self) -> None:
         """Takes all hooks away again."""
@@ -157,22 +187,24 @@ class StepClock:
         original = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self._waiting():
+            with self.waiting():
                 return original(*args, **kwargs)
 
         setattr(owner, name, timed)
         self._undo.append(lambda: setattr(owner, name, original))
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """The calling thread waits for other ranks; only the one that trains counts, and no wait twice."""
+    def waiting(self) -> Iterator[None]:
+        """The calling thread waits for others; only the one that trains counts, and no wait twice."""
         step = self._current
         if step is None or self._is_waiting or self._in_backward_end or threading.get_ident() != self._thread:
-            yield
+            with self.turn.outside():
+                yield
             return
         self._is_waiting, begin = True, self._take_stamp()
         try:
-            yield
+            with self.turn.outside():
+                yield
         finally:
             self._is_waiting = False
             step.waits.append((begin, self._take_stamp()))
@@ -180,10 +212,14 @@ class StepClock:
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._in_backward = self._in_backward_end = False  # of a backward that raised
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and parameter not in self._hooked:
-                    hook = parameter.register_post_accumulate_grad_hook(self._on_gradient)
-                    self._hooked[parameter] = hook
+            self.follow(group["params"])
+
+    def follow(self, parameters: Iterable[Any]) -> None:
+        """Sees from now on when backwards that give these gradients have computed them."""
+        for parameter in parameters:
+            if parameter.requires_grad and parameter not in self._hooked:
+                hook = parameter.register_post_accumulate_grad_hook(self._on_gradient)
+                self._hooked[parameter] = hook
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         first = self._first_optimizer and self._first_optimizer()
@@ -222,9 +258,12 @@ class StepClock:
             return  # an optimizer that steps within the backward had another one made
         step, begin = self._current, self._take_stamp()
         self._in_backward_end = True
+        is_paused = self.turn.pause()
 
         def on_callbacks_over() -> None:
             self._in_backward = self._in_backward_end = False
+            if is_paused:
+                self.turn.resume()
             if step is not None:
                 step.waits.append((begin, self._take_stamp()))
 

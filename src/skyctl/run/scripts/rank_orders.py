@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from skyctl.records.cluster import Node
 from skyctl.records.script_request import ScriptRequest
 from skyctl.run.scripts.script_ranks import ScriptRank, fill_placeholders, torchrun_environment
-from skyctl.script.script_orders import ScriptOrder, Workplace
+from skyctl.script.script_orders import ScriptOrder, ScriptTurns, Workplace
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class RankOrders:
             port=request.master_port,
             times_steps=self.times_steps,
             secret=self.secret,
+            turns=None if request.turns is None else ScriptTurns(request.turns, node.name, self.run_id),
         )
 
     def _environment(self, rank: ScriptRank, share: int | None, interface: str | None) -> dict[str, str]:

@@ -162,6 +162,12 @@ class ScriptAttempt:
         """By rank, its exit status (negative: a signal); None: it has not ended by itself."""
         return [None if state.result is None else state.result.returncode for state in self._states]
 
+    @property
+    def without_turns(self) -> list[int]:
+        """The ranks that ended well and were to take turns, and never had one."""
+        ended = [state for state in self._states if state.result is not None and not state.has_failed]
+        return [state.rank.rank for state in ended if state.result and state.result.took_turns is False]
+
     # --- what ranks say
 
     def _next(self, deadline: float | None = None) -> tuple[ScriptRankState, Any]:

@@ -326,6 +326,11 @@ class ScriptRunner:
 
     def _finished(self, attempt: ScriptAttempt) -> ScriptOutcome:
         returncodes = tuple(attempt.returncodes)
+        if without := attempt.without_turns:
+            self._callbacks.warn(
+                f"{'rank' if len(without) == 1 else 'ranks'} {', '.join(map(str, without))} took no turn: no "
+                "torch.nn.Module was called there, so what they computed was beside other runs"
+            )
         self._end_attempt([])
         self._gather()
         return ScriptOutcome(

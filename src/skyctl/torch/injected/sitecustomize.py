@@ -1,8 +1,9 @@
 """What ``skyctl run`` adds to a script that knows nothing of it: Python imports this module when it starts.
 
 It does so if this folder is on ``PYTHONPATH`` and neither ``-S`` nor ``-I`` nor ``-E`` is given. As soon as
-the script has imported torch, if it ever does, the step clock is started if ``SKYCTL_STEP_TIMES`` is set, and
-the backend ``skyctl`` of torch.distributed is registered if ``SKYCTL_SECRET_FD`` is. A ``sitecustomize`` that
+the script has imported torch, if it ever does, the step clock is started if ``SKYCTL_STEP_TIMES`` is set,
+steps take turns if ``SKYCTL_TURNS`` is, and the backend ``skyctl`` of torch.distributed is registered if
+``SKYCTL_SECRET_FD`` is. A ``sitecustomize`` that
 this one hides is run as well.
 """
 
@@ -52,7 +53,7 @@ class AfterTorch:
 
 
 def add_to_torch() -> None:
-    """Starts the step clock and registers the backend, each if it is asked for."""
+    """Starts the step clock, takes turns and registers the backend, each if it is asked for."""
     if importlib.util.find_spec("skyctl") is None:
         sys.path.append(PACKAGE_ROOT)
     if path := os.environ.get("SKYCTL_STEP_TIMES"):
@@ -62,6 +63,10 @@ def add_to_torch() -> None:
             write_step_times(path)
         except Exception as error:  # noqa: BLE001  (the script is not to end by its clock)
             print(f"skyctl: steps are not timed: {type(error).__name__}: {error}", file=sys.stderr)
+    if asked := os.environ.get("SKYCTL_TURNS"):
+        from skyctl.torch.step_turns import take_turns
+
+        take_turns(asked)  # raises: the script is not to compute beside others as if it took turns
     if os.environ.get("SKYCTL_SECRET_FD"):
         try:
             from skyctl.transport.torch_backend import register
@@ -82,6 +87,6 @@ def run_hidden_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("SKYCTL_STEP_TIMES") or os.environ.get("SKYCTL_SECRET_FD"):
+if any(os.environ.get(name) for name in ("SKYCTL_STEP_TIMES", "SKYCTL_TURNS", "SKYCTL_SECRET_FD")):
     sys.meta_path.insert(0, AfterTorch())
 run_hidden_sitecustomize()
