@@ -14,7 +14,7 @@ import pytest
 from skyctl.turns.turn_client import list_shared_devices
 from skyctl.turns.turn_messages import ListedJob, ListedMessage
 
-from ..helpers.processes import after_a_moment, left_of_state
+from ..helpers.processes import after_a_moment, left_of_state, until
 from ..helpers.runs import Run, losses_of
 
 STEPS, MANY_STEPS, BEFORE = 50, 200, 4
@@ -58,6 +58,32 @@ def data(batch_size, seed):
             torch.randint(3, (batch_size,), generator=generator),
         )
 """.replace("BEFORE", str(BEFORE))
+SCRIPT_STEPS = 20
+SCRIPT = """\
+import json
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for step in range(SCRIPT_STEPS):
+    while step >= BEFORE and not os.path.exists(os.environ["FAULT"] + ".gate"):
+        time.sleep(0.01)
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+    print(json.dumps([step, dist.get_rank(), loss.item().hex()]))
+dist.destroy_process_group()
+""".replace("BEFORE", str(BEFORE)).replace("SCRIPT_STEPS", str(SCRIPT_STEPS))
 PLANS = {
     "there": ("--assign", "a=0:2,b=2:4,c=4:7"),
     "back": ("--assign", "c=0:2,b=2:4,a=4:7"),
@@ -242,6 +268,31 @@ def test_a_run_that_does_not_fit_waits_and_starts_by_itself(
     assert "on a/cpu:0 (node a) waits for memory that other runs hold, as number 1" in err
     assert losses(second) == alone["back"]
     assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_a_script_of_several_ranks_beside_a_pipeline(nodes: Any, alone: dict[str, list[float]]) -> None:
+    """Its ranks wait for each other in DDP's sums and broadcasts, and hold no turn meanwhile."""
+    (nodes.folder / "ddp.py").write_text(SCRIPT)
+
+    def printed(text: str) -> list[str]:
+        return sorted(line.partition("] ")[2] for line in text.splitlines() if line.startswith("["))
+
+    expected = printed(nodes.run("run", "ddp.py", code=0).stdout)
+    assert len(expected) == 3 * SCRIPT_STEPS
+    gate(nodes).unlink()
+    script = nodes.start("run", "--turns", "fair", "ddp.py")
+    run = launch(nodes, "there").wait_for(BEFORE - 1)
+    until(lambda: len(printed(script.out)) == 3 * BEFORE, lambda: script.text)
+    shared = shared_devices(nodes)
+    assert [listed.device for listed in shared] == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
+    assert all(len({job.job for job in listed.jobs}) == 2 for listed in shared)
+    gate(nodes).touch()
+    assert printed(script.end().stdout) == expected
+    told = run.end().stderr
+    assert "it is not known what a step takes while they run" in told
+    assert losses(run) == alone["there"]
+    assert not after_a_moment(lambda: shared_devices(nodes))
 
 
 @pytest.mark.slow

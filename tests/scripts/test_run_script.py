@@ -265,6 +265,13 @@ def test_stopped_from_another_terminal(here: Skyctl) -> None:
         (("--", "./nothere"), "there is no program ./nothere"),
         (("--balance", "3", "--", "sh", "x"), "a command has none that is known"),
         (("--balance", "3", "--shares", "a=1,b=1,c=1", "train.py"), "leave one of them out"),
+        (("--turns", "fare", "train.py"), "needs fifo, fair, srtf, pack or priority=N"),
+        (("--turns", "srtf", "train.py"), "a script does not say how many steps it makes"),
+        (("--turns", "fair", "--", "sh", "x"), "a command has none that is known"),
+        (
+            ("--turns", "fair", "--env", "CUDA_VISIBLE_DEVICES=1", "train.py"),
+            "and --env CUDA_VISIBLE_DEVICES",
+        ),
     ],
 )
 def test_mistakes_are_said_before_anything_runs(

@@ -37,6 +37,7 @@ STEPS = (
     TOLD
     + """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 engine = torch.autograd.Variable._execution_engine
 
 def as_ddp(_parameter):
@@ -66,6 +67,7 @@ except TypeError:
 thread = threading.Thread(target=model, args=(torch.ones(1, 2),))
 thread.start()
 thread.join()
+torch.distributed.destroy_process_group()
 """
 )
 IN_BACKWARD = (
@@ -149,7 +151,13 @@ def test_optimizers_that_step_within_the_backward(tmp_path):
     assert run(tmp_path, IN_BACKWARD).splitlines() == step * 2
 
 
-@pytest.mark.parametrize("compiled", ["", "model = torch.compile(model, backend='eager', fullgraph=True)"])
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        "",
+        pytest.param("model = torch.compile(model, backend='eager', fullgraph=True)", marks=pytest.mark.slow),
+    ],
+)
 def test_losses_are_those_without_turns(tmp_path, compiled):
     code = TRAIN.replace("COMPILE", compiled)
     assert run(tmp_path, code) == run(tmp_path, code, turns=None)

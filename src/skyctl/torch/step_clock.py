@@ -101,24 +101,24 @@ class DeviceStamp:
 class StepTurn(Protocol):
     """A device's turn that a step holds while it computes, and not while it waits for other ranks."""
 
-    def pause(self) -> bool:
-        """Gives it back for a wait; False: there is none to give back."""
+    def on_backward_computed(self) -> None:
+        """The backward waits for others from now on, where there are any."""
 
-    def resume(self) -> None:
-        """Takes it again, after ``pause`` was True."""
+    def on_backward_over(self) -> None:
+        """It does no longer."""
 
     def outside(self) -> AbstractContextManager[None]:
-        """Both, around a wait of the calling thread."""
+        """Around a wait of the calling thread."""
 
 
 class _NoTurn:
     """The device is nobody else's."""
 
-    def pause(self) -> bool:
-        return False
+    def on_backward_computed(self) -> None:
+        """There is none to give back."""
 
-    def resume(self) -> None:
-        """There is none."""
+    def on_backward_over(self) -> None:
+        """There is none to take."""
 
     def outside(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -258,12 +258,11 @@ class StepClock:
             return  # an optimizer that steps within the backward had another one made
         step, begin = self._current, self._take_stamp()
         self._in_backward_end = True
-        is_paused = self.turn.pause()
+        self.turn.on_backward_computed()
 
         def on_callbacks_over() -> None:
             self._in_backward = self._in_backward_end = False
-            if is_paused:
-                self.turn.resume()
+            self.turn.on_backward_over()
             if step is not None:
                 step.waits.append((begin, self._take_stamp()))
 

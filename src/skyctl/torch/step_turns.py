@@ -17,13 +17,14 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
@@ -75,46 +76,53 @@ class StepTurns:
 
     # --- waits for other ranks, of which the clock knows
 
-    def pause(self) -> bool:
-        """Gives the turn back for a wait; False: there is none to give back."""
-        if not self._in_step or self._is_outside or os.getpid() != self._process:
-            return False
-        self._give()
-        self._is_outside = True
-        return True
+    def on_backward_computed(self) -> None:
+        """Gives the turn back for as long as the backward waits for others."""
+        if self._in_step and os.getpid() == self._process:
+            self._pause()
 
-    def resume(self) -> None:
-        """The wait that ``pause`` was for is over: takes the turn again, if the step goes on."""
+    def on_backward_over(self) -> None:
+        """Takes it again, if the step goes on."""
         if self._ends_with_backward:
             self._end()
-            return
-        self._synchronize()  # a stream may wait for others after the call has returned
-        self._turns.turn().__enter__()
-        self._is_outside = False
+        else:
+            self._resume()
 
     @contextmanager
     def outside(self) -> Iterator[None]:
         """No turn for so long, if it is the thread that trains."""
-        if threading.get_ident() != self._thread or not self.pause():
+        if not self._in_step or self._is_outside or self._is_elsewhere():
             yield
             return
+        self._pause()
         try:
             yield
         finally:
-            self.resume()
+            self._resume()
+
+    def _pause(self) -> None:
+        if dist.is_available() and dist.is_initialized():  # else there are no others
+            self._give()
+            self._is_outside = True
+
+    def _resume(self) -> None:
+        if self._is_outside:
+            self._synchronize()  # a stream may wait for others after the call has returned
+            self._turns.turn().__enter__()
+            self._is_outside = False
 
     # --- steps
 
     def _before_forward(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or self._in_step or self._is_elsewhere():
             return
-        parameters = list(module.parameters())
-        if not parameters:
+        parameter = next(module.parameters(), None)
+        if parameter is None:
             return  # a loss: it follows a model's forward, or it is no part of a step
         if module not in self._known:
             self._known.add(module)
-            self._clock.follow(parameters)
-        self._begin(parameters)
+            self._clock.follow(module.parameters())
+        self._begin(parameter.device)
         if not torch.is_grad_enabled():
             self._opened_by = module
 
@@ -123,7 +131,7 @@ class StepTurns:
             return
         self._end()
 
-    def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._is_elsewhere():
             return
         if self._thread == 0:
@@ -132,10 +140,9 @@ class StepTurns:
                 "and this optimizer steps before any",
                 hint="call the model as a module, or give it less priority: skyctl run -- nice -n 19 python",
             )
-        if self._is_outside:  # a backward raised in its last callbacks
-            self.resume()
+        self._resume()  # a backward may have raised in its last callbacks
         if not self._in_step:
-            self._begin(parameter for group in optimizer.param_groups for parameter in group["params"])
+            self._begin(self._device)
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._in_step or self._is_elsewhere():
@@ -148,9 +155,9 @@ class StepTurns:
     def _is_elsewhere(self) -> bool:
         return os.getpid() != self._process or (self._thread not in {0, threading.get_ident()})
 
-    def _begin(self, parameters: Iterable[torch.Tensor]) -> None:
+    def _begin(self, device: torch.device) -> None:
         if self._thread == 0:
-            self._join(next(iter(parameters)).device)
+            self._join(device)
         with self._clock.waiting():
             self._turns.turn().__enter__()
         self._in_step = True
