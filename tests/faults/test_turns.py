@@ -156,8 +156,10 @@ def launch_two(nodes: Any, first: str, second: str, turns: str = "fair", steps: 
 def test_runs_that_share_all_nodes(nodes: Any, alone: dict[str, list[float]], first: str, turns: str) -> None:
     runs = launch_two(nodes, first, "back", turns)
     gate(nodes).touch()
-    told = [run.end().stderr for run in runs]
-    assert f"by turns ({turns}) with {runs[0].id} a step is predicted to take" in told[1]
+    told = [run.end() for run in runs]
+    assert f"by turns ({turns}) with {runs[0].id} a step is predicted to take" in told[1].stderr
+    for run, ended in zip(runs, told, strict=True):
+        assert (f"next to {runs[0].id} a step was predicted to take" in ended.stdout) == (run is runs[1])
     for run, name in zip(runs, (first, "back"), strict=True):
         assert losses(run) == alone[name]
     assert left_of_state(nodes.state) == []
@@ -282,8 +284,8 @@ def test_a_script_of_several_ranks_beside_a_pipeline(nodes: Any, alone: dict[str
     assert len(expected) == 3 * SCRIPT_STEPS
     gate(nodes).unlink()
     script = nodes.start("run", "--turns", "fair", "ddp.py")
-    run = launch(nodes, "there").wait_for(BEFORE - 1)
     until(lambda: len(printed(script.out)) == 3 * BEFORE, lambda: script.text)
+    run = launch(nodes, "there").wait_for(BEFORE - 1)
     shared = shared_devices(nodes)
     assert [listed.device for listed in shared] == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
     assert all(len({job.job for job in listed.jobs}) == 2 for listed in shared)

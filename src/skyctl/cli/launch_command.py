@@ -18,7 +18,7 @@ from skyctl.cli.initial_weights import find_initial_weights
 from skyctl.cli.option_values import STRATEGIES, is_plan_file, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
-from skyctl.cli.shared_step import say_shared_step
+from skyctl.cli.shared_step import keep_shared_step, say_shared_step
 from skyctl.cli.show_records import show_records
 from skyctl.errors import InfeasibleError, InputError, WorkloadError
 
@@ -385,7 +385,9 @@ def _train(
             if experts is not None:
                 check_expert_plan(plan, experts)
             if options.turns is not None:
-                say_shared_step(out, plan, options.steps_wanted, options.turns, target.path)
+                found = say_shared_step(out, plan, options.steps_wanted, options.turns, target.path)
+                if found is not None:
+                    keep_shared_step(run.journal, found)
             return plan
 
         with new_run(

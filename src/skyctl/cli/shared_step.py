@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
 
 if TYPE_CHECKING:
+    from skyctl.files import RunPaths
     from skyctl.records.plan import Plan
+    from skyctl.run.journal import Journal
     from skyctl.supervision.shared_devices import SharedStep
+
+SHARED_STEP = "shared_step"
+"""Its name among a run's settings."""
 
 
 def say_shared_step(
@@ -38,3 +44,23 @@ def say_shared_step(
             f"alone {format_seconds(found.alone_s)}"
         )
     return found
+
+
+def keep_shared_step(journal: Journal, found: SharedStep) -> None:
+    """Writes it down for the run's end."""
+    journal.update(order={**journal.state.order, SHARED_STEP: asdict(found)})
+
+
+def show_shared_step(out: Output, paths: RunPaths) -> None:
+    """Says it again where a run has ended, next to what was measured; nothing where none is kept."""
+    from skyctl.compare.number_format import format_seconds
+    from skyctl.files import read_record
+    from skyctl.records.run_state import RunState
+
+    found = read_record(RunState, paths.state).order.get(SHARED_STEP)
+    if isinstance(found, dict) and found["step_s"] is not None:
+        out.line(
+            f"next to {', '.join(found['beside'])} a step was predicted to take "
+            f"{format_seconds(found['step_s'])} while they run: the measured one is of all steps, and the "
+            "prediction above is of a run alone"
+        )

@@ -54,9 +54,11 @@ def show_script(out: Output, outcome: Mapping[str, Any]) -> None:
 
 def show_run(out: Output, measured: Measurement, paths: RunPaths) -> None:
     """The measurement of a run that ended well, and where its files are."""
+    from skyctl.cli.shared_step import show_shared_step
     from skyctl.supervision.run_status import counted_unit
 
     show_measurement(out, measured, counted_unit(paths))
+    show_shared_step(out, paths)
     show_deviation(out, measured)
     if measured.trace is not None:
         out.line(f"trace: {measured.trace}")
