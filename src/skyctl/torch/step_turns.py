@@ -51,13 +51,8 @@ class StepTurns:
 
     def __init__(self, clock: StepClock, *, turns: str, node: str, job: str, cache: str, mark: str) -> None:
         self._clock = clock
-        self._policy, self._node, self._job, self._cache, self._mark = (
-            turns,
-            node,
-            job,
-            Path(cache),
-            Path(mark),
-        )
+        self._policy, self._node, self._job = turns, node, job
+        self._cache, self._mark = Path(cache), Path(mark)
         self._process, self._thread = os.getpid(), 0
         self._turns: DeviceTurns | NoTurns = NO_TURNS
         self._device = torch.device("cpu")
