@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name
 
 from skyctl.errors import WorkloadError
+from skyctl.experts.routed import RoutedExperts
 
 
-class Dispatch(Protocol):
-    """Gives tokens to experts, wherever these are."""
-
-    def __call__(self, tokens: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[bool]]:
-        """The experts' answers, and by expert whether it has answered; rows of those that have not are zero.
-
-        Args:
-            tokens: [sum(counts), features], those of each expert together, in the experts' order.
-            counts: by expert, how many are its.
-        """
-
-
-class Experts(nn.Module):
+class Experts(RoutedExperts):
     """A layer of experts: a gate sends each token to ``top_k`` of them, and adds up what they give.
 
     The gate is linear and chooses among the experts that live. The softmax goes over the chosen ones that
@@ -81,31 +70,21 @@ class Experts(nn.Module):
         self.gate = nn.Linear(features, experts, bias=False)
         self.experts = nn.ModuleList(_made(make, number) for number in range(experts))
         self.counts: tuple[int, ...] = (0,) * experts
-        self.dropped = 0
-        self.dispatch: Dispatch | None = None
-        self._alive: Tensor | None = None
         self._balance_loss: Tensor | None = None
 
     @property
-    def alive(self) -> tuple[bool, ...]:
-        """By expert, whether it may be chosen. Set it to such a sequence before a forward; all live at first.
+    def count(self) -> int:
+        """How many experts there are."""
+        return len(self.experts)
 
-        Raises:
-            WorkloadError: it has another length, or says that none answers.
-        """
-        return (True,) * len(self.experts) if self._alive is None else tuple(self._alive.tolist())
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The experts' parameters, as far as they are trained."""
+        return [parameter for parameter in self.experts.parameters() if parameter.requires_grad]
 
-    @alive.setter
-    def alive(self, mask: Sequence[bool]) -> None:
-        lives = [bool(value) for value in mask]
-        if len(lives) != len(self.experts):
-            raise WorkloadError(f"the mask names {len(lives)} experts, the layer has {len(self.experts)}")
-        if not any(lives):
-            raise WorkloadError(
-                f"the mask says that none of the {len(lives)} experts lives",
-                hint="leave the step out, or wait for an expert",
-            )
-        self._alive = None if all(lives) else torch.tensor(lives)
+    def expert(self, number: int, *, alone: bool = False) -> nn.Module:  # noqa: ARG002 - each is in any case
+        """An expert."""
+        return self.experts[number]
 
     @property
     def balance_loss(self) -> Tensor:
@@ -124,32 +103,15 @@ class Experts(nn.Module):
             raise WorkloadError(f"Experts takes [..., {self.features}], it is given {list(inputs.shape)}")
         tokens = inputs.reshape(-1, self.features)
         scores = self.gate(self._jittered(tokens))
-        lives = scores.new_ones(len(self.experts), dtype=torch.bool)
-        if self._alive is not None:
-            lives = self._alive.to(scores.device)
+        lives = self._lives(scores.device)
         best, chosen = scores.masked_fill(~lives, -torch.inf).topk(self.top_k, dim=-1)
-        answers = lives[chosen]
-        self._balance_loss = _balance_loss(scores, chosen, answers)
-
-        # Choices by expert; behind them those of the dead, where fewer live than are chosen.
-        flat = chosen.reshape(-1).masked_fill(~answers.reshape(-1), len(self.experts))
-        order = flat.argsort(stable=True)
-        *counts, unsent = torch.bincount(flat, minlength=len(self.experts) + 1).tolist()
-        sent = tokens[(order // self.top_k)[: len(order) - unsent]]
-        answered, answering = (self.dispatch or self._compute)(sent, counts)
-        if not all(answering):
-            answers = answers & torch.tensor(answering, device=chosen.device)[chosen]
-        answered = torch.cat([answered, tokens.new_zeros(unsent, self.features)])
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        each = answered[back].view(-1, self.top_k, self.features)
-        self.counts = tuple(counts)
-        self.dropped = int((~answers.any(-1)).sum())
+        self._balance_loss = _balance_loss(scores, chosen, lives[chosen])
+        each, answers = self._ask(tokens, chosen, lives, self.dispatch or self._compute)
         return (each * _weights(best, answers).unsqueeze(-1)).sum(1).view(inputs.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the balance loss and the dispatch: graphs and connections can't be copied."""
-        return {**self.__dict__, "_balance_loss": None, "dispatch": None}
+        """Without the balance loss, too: graphs can't be copied."""
+        return {**super().__getstate__(), "_balance_loss": None}
 
     def _jittered(self, tokens: Tensor) -> Tensor:
         if not self.jitter or not self.training:

@@ -67,6 +67,23 @@ def master_of(parameter: nn.Parameter) -> nn.Parameter:
     return master
 
 
+def part_of(parameter: nn.Parameter, place: int, *, alone: bool) -> nn.Parameter:
+    """One place of a parameter's first dimension as a parameter, with a master where that has one.
+
+    Args:
+        alone: in memory of its own; else in the parameter's, and the master in the master's.
+    """
+
+    def cut(whole: nn.Parameter) -> nn.Parameter:
+        rows = whole.data[place : place + 1]
+        return nn.Parameter(rows.clone() if alone else rows, requires_grad=whole.requires_grad)
+
+    part, master = cut(parameter), master_of(parameter)
+    if master is not parameter:
+        setattr(part, _MASTER_ATTRIBUTE, cut(master))
+    return part
+
+
 def accumulate_into_master(parameter: Tensor) -> None:
     """Adds a parameter's gradient to its master's and drops it; does nothing without a master.
 

@@ -89,7 +89,7 @@ class ExpertHost:
         self._timer, self._send, self._refuse = timer, send, refuse
         self._trunks = {rank: _Trunk(frozenset(trunks[rank])) for rank in sorted(trunks)}
         self._held: dict[ExpertKey, HeldExpert] = {}
-        self._built: tuple[int, list[nn.Module], list[int]] | None = None
+        self._built: tuple[int, LayerExperts] | None = None
         self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
         if device.type != "cpu":
             self._seeders.append(seed_function(device))
@@ -236,12 +236,11 @@ class ExpertHost:
         """An expert as its layer is built with it; the others are kept until a step begins."""
         layer, number = key
         if self._built is None or self._built[0] != layer:
-            found = LayerExperts.of(self._workload.build(layer, layer + 1, self._device)[0])
-            self._built = (layer, found.experts, found.features)
-        _, experts, features = self._built
-        if number >= len(experts):
-            raise FrameError(f"layer {layer} has {len(experts)} experts, none of number {number}")
-        return experts[number], features[number]
+            self._built = (layer, LayerExperts.of(self._workload.build(layer, layer + 1, self._device)[0]))
+        found = self._built[1]
+        if number >= len(found.features):
+            raise FrameError(f"layer {layer} has {len(found.features)} experts, none of number {number}")
+        return found.alone(number), found.features[number]
 
     def _key(self, trunk: _Trunk, request: Forward | StateWanted | Adopt) -> ExpertKey:
         if request.layer not in trunk.layers:

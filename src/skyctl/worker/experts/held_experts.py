@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.checkpoint.node.shards import ShardStamp, StageState
-from skyctl.experts.layer import Experts
+from skyctl.experts.fused import FusedExpert
+from skyctl.experts.routed import RoutedExperts
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
@@ -22,35 +23,40 @@ ExpertKey = tuple[int, int]
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """The ``Experts`` of one workload layer.
+    """The ``RoutedExperts`` of one workload layer.
 
     Attributes:
         modules: in the order of ``named_modules()``.
         experts: of all of them, one after the other: their places are the experts' numbers.
     """
 
-    modules: tuple[Experts, ...]
+    modules: tuple[RoutedExperts, ...]
 
     @classmethod
     def of(cls, layer: nn.Module) -> LayerExperts:
         """Those that the layer is or holds."""
-        return cls(tuple(module for module in layer.modules() if isinstance(module, Experts)))
+        return cls(tuple(module for module in layer.modules() if isinstance(module, RoutedExperts)))
 
     @property
     def experts(self) -> list[nn.Module]:
-        return [expert for module in self.modules for expert in module.experts]
+        return [module.expert(n) for module in self.modules for n in range(module.count)]
 
     @property
     def features(self) -> list[int]:
         """Of each expert, the width of its tokens."""
-        return [module.features for module in self.modules for _ in module.experts]
+        return [module.features for module in self.modules for _ in range(module.count)]
 
-    def numbered(self) -> Iterator[tuple[Experts, int]]:
+    def alone(self, number: int) -> nn.Module:
+        """One of the experts, in memory of its own."""
+        module, first = next(pair for pair in self.numbered() if number < pair[1] + pair[0].count)
+        return module.expert(number - first, alone=True)
+
+    def numbered(self) -> Iterator[tuple[RoutedExperts, int]]:
         """Each module, with the number of its first expert."""
         first = 0
         for module in self.modules:
             yield module, first
-            first += len(module.experts)
+            first += module.count
 
 
 def expert_stamp(workload: Workload, key: ExpertKey, step: int) -> ShardStamp:
@@ -112,7 +118,10 @@ class HeldExpert:
             for part in gradients:
                 if (own := part[place]) is not None:
                     total = own if total is None else total + own
-            master_of(parameter).grad = total
+            master = master_of(parameter)
+            if total is None and isinstance(self.module, FusedExpert):
+                total = torch.zeros_like(master)  # the parameter of all experts has a gradient in each step
+            master.grad = total
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+_MORE = ("has_bias", "has_post_expert_norm", "is_transposed")
 EXPERTS = "skyctl"
 """The name under which ``register_experts`` makes ``experts_forward`` known to the library."""
 
@@ -43,7 +44,13 @@ def experts_forward(
 
     Returns:
         [tokens, hidden].
+
+    Raises:
+        NotImplementedError: an expert computes more than that.
     """
+    more = [name for name in _MORE if getattr(experts, name, False)]
+    if more or not getattr(experts, "has_gate", True):
+        raise NotImplementedError(f"{type(experts).__name__} has {', '.join(more) or 'no gate'}")
     tokens, k = top_k_index.shape
     chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
     counts = torch.histc(chosen.float(), bins=experts.num_experts, min=0, max=experts.num_experts - 1)

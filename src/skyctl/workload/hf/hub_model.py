@@ -29,6 +29,7 @@ from skyctl.workload.deferred_init import (
 )
 from skyctl.workload.hf import hub_folder, hub_layers, token_data, transformers_models
 from skyctl.workload.hf.lora import LoraAdapters, add_adapters
+from skyctl.workload.hf.mixtures import fuse_experts
 from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.hf.weight_conversion import WeightConversion
 from skyctl.workload.loss_functions import learnt_token_loss, loss_for_task
@@ -53,6 +54,7 @@ class HubModel:
         notes: for the user, on how the model was cut and initialised.
         conversion: how files hold the library's tensors.
         adapters: those of ``--lora``, which alone are trained; None: the model is.
+        unfused: why its experts can't be on other machines; None: they can, or there are none.
     """
 
     folder: Path
@@ -66,6 +68,7 @@ class HubModel:
     notes: list[str]
     conversion: WeightConversion
     adapters: LoraAdapters | None = None
+    unfused: str | None = None
 
     def learning_rate(self, *, stored: bool) -> float:
         """AdamW's default learning rate: for stored weights the library's, else that of built-in models."""
@@ -142,6 +145,7 @@ def make_hub_model(
     if form := hub_folder.RECORD_FORMS[options.get("records", 0)]:
         settings = replace(settings, records=form)
         _check_records(settings, folder)
+    unfused = fuse_experts(model)
     layers, notes = _find_cut(model, settings, folder, count)
     notes += [] if adapters is None else adapters.notes
     names = hub_layers.library_names(model, layers)
@@ -161,7 +165,9 @@ def make_hub_model(
                 notes.append(f"{folder.name}: no weights for {', '.join(kept.fresh)}: they start at random")
     strict = naming if options["untie"] else replace(naming, ties={})
     kind = type(model).__name__
-    return HubModel(folder, kind, settings, layers, tape, names, strict, kept, notes, conversion, adapters)
+    return HubModel(
+        folder, kind, settings, layers, tape, names, strict, kept, notes, conversion, adapters, unfused
+    )
 
 
 def _check_records(settings: HubSettings, folder: Path) -> None:
