@@ -54,7 +54,7 @@ class FusedExperts(RoutedExperts):
         each, answers = self._ask(hidden_states, chosen, lives, self.dispatch)
         failed = lives[chosen] & ~answers
         if bool(failed.any()):
-            lives = lives.index_fill(0, chosen[failed], False)  # noqa: FBT003
+            lives = lives.index_fill(0, chosen[failed], False)
             weights = self._weights(self._probabilities(hidden_states, lives).gather(-1, chosen))
         weights = weights.masked_fill(~answers, 0.0)
         return (each * weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)

@@ -90,7 +90,9 @@ class RoutedExperts(nn.Module):
             return torch.ones(self.count, dtype=torch.bool, device=device)
         return self._alive.to(device)
 
-    def _ask(self, tokens: Tensor, chosen: Tensor, lives: Tensor, dispatch: Dispatch) -> tuple[Tensor, Tensor]:
+    def _ask(
+        self, tokens: Tensor, chosen: Tensor, lives: Tensor, dispatch: Dispatch
+    ) -> tuple[Tensor, Tensor]:
         """Sends tokens to the chosen experts that live; sets ``counts`` and ``dropped``.
 
         Args:

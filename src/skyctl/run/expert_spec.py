@@ -137,6 +137,13 @@ def expert_setting(workload: Workload, nodes: tuple[str, ...]) -> ExpertSetting 
         whole = sum(p.numel() for p in module.parameters())
         top_k = sum(experts.top_k for experts in held.modules)
         found.append(ExpertLayer(number, len(held.experts), top_k, max(sizes) / max(1, whole)))
+    hub = workload.model.hub
+    if not found and hub is not None:
+        why = "has no experts" if hub.unfused is None else f"can't have experts elsewhere: {hub.unfused}"
+        raise WorkloadError(
+            f"--expert-hosts: {workload.spec.source} {why}",
+            hint="leave it out: the experts are then where their layers are",
+        )
     if not found:
         raise WorkloadError(
             f"--expert-hosts: no layer of {workload.spec.source} is or holds skyctl.Experts",

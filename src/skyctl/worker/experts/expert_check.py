@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from skyctl.errors import RunError, WorkloadError
+from skyctl.experts.fused import FusedExpert
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.worker.experts.held_experts import LayerExperts
 from skyctl.worker.rank_order import RankOrder
@@ -45,7 +46,7 @@ def check_expert_modules(layers: Sequence[nn.Module], start: int, shared: Sequen
     """Checks that each expert is a module of its own, with parameters alone.
 
     Raises:
-        WorkloadError: an expert has buffers, or shares a parameter.
+        WorkloadError: an expert has buffers, shares a parameter, or is a model's of ``hf:`` and not trained.
     """
     hint = "leave the experts where their layers are, or make them without"
     for number, layer in enumerate(layers, start):
@@ -59,6 +60,12 @@ def check_expert_modules(layers: Sequence[nn.Module], start: int, shared: Sequen
         if len({*map(id, experts)}) < len(experts):
             raise WorkloadError(f"layer {number} has an expert twice", hint=hint)
         for place, expert in enumerate(experts):
+            if isinstance(expert, FusedExpert) and not all(p.requires_grad for p in expert.parameters()):
+                raise WorkloadError(
+                    f"expert {place} of layer {number} is not trained, as with --lora, and hosts train "
+                    "what they hold",
+                    hint="leave the experts where their layers are, or train them",
+                )
             if buffer := next((name for name, _ in expert.named_buffers()), None):
                 raise WorkloadError(
                     f"expert {place} of layer {number} has a buffer ({buffer}), which hosts can't bring back",

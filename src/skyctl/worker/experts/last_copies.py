@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from skyctl.checkpoint.node.shards import StageState, check_stamp
 from skyctl.errors import RecordError
+from skyctl.experts.fused import FusedExpert, FusedExperts
 from skyctl.experts.host_client import HostCall, HostClient
 from skyctl.experts.host_messages import ExpertState, StateWanted
-from skyctl.worker.experts.held_experts import ExpertKey, expert_stamp
+from skyctl.worker.experts.fused_states import FusedStates
+from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts, expert_stamp
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.workload import Workload
 
@@ -29,23 +31,35 @@ class LastCopies:
         steps: by expert, how many steps were done when its copy was made.
 
     Args:
-        experts: the rank's own modules.
+        layers: by number, the rank's that have experts on hosts.
         optimizer: over all the rank's parameters.
         skip: the options of the optimizer's groups that a scheduler moves.
     """
 
     def __init__(
         self,
-        experts: Mapping[ExpertKey, nn.Module],
+        layers: Mapping[int, LayerExperts],
         workload: Workload,
         optimizer: torch.optim.Optimizer | None,
         skip: Collection[str],
     ) -> None:
         self._workload = workload
+        experts: dict[ExpertKey, nn.Module] = {}
+        fused = []
+        for layer, found in layers.items():
+            of_layer = found.experts
+            experts |= {(layer, number): expert for number, expert in enumerate(of_layer)}
+            for module, first in found.numbered():
+                own = of_layer[first : first + module.count]
+                if isinstance(module, FusedExperts):
+                    fused.append((module, [expert for expert in own if isinstance(expert, FusedExpert)]))
+        self._fused = FusedStates(fused, workload, optimizer) if fused and optimizer is not None else None
         self._places = {key: place for place, key in enumerate(experts)}
         modules = list(experts.values())
+        if self._fused is not None:
+            optimizer = self._fused.by_expert
         self._state = StageState(modules, optimizer, master_of, skip=skip)
-        self._trained = list({p: None for module in modules for p in module.parameters() if p.requires_grad})
+        self._trained = [p for found in layers.values() for module in found.modules for p in module.trained]
         self._nbytes = {
             key: 3 * sum(p.numel() * p.element_size() for p in module.parameters())
             for key, module in experts.items()
@@ -54,8 +68,23 @@ class LastCopies:
         self._coming: list[tuple[ExpertKey, HostClient, HostCall]] = []
         self._next, self._budget = 0, 0.0
 
-    def train(self, trains: bool) -> None:
-        """Whether gradients reach the rank's own modules."""
+    def release(self) -> None:
+        """Hosts hold the experts from now on: no gradient reaches the rank's own modules."""
+        if self._fused is not None:
+            self._fused.split()
+        self._train(False)
+
+    def settle(self) -> None:
+        """Makes the rank's optimizer hold the states that its copies have."""
+        if self._fused is not None:
+            self._fused.join()
+
+    def take_over(self) -> None:
+        """The rank's own modules are trained from now on, from the copies."""
+        self.settle()
+        self._train(True)
+
+    def _train(self, trains: bool) -> None:
         for parameter in self._trained:
             parameter.requires_grad_(trains)
 

@@ -24,7 +24,7 @@ from skyctl.experts.host_messages import (
     NotDone,
     StepEnded,
 )
-from skyctl.experts.layer import Experts
+from skyctl.experts.routed import RoutedExperts
 from skyctl.experts.step_record import ExpertMove, StepRecord
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.expert_orders import ExpertsOrder, handshake_purpose
@@ -65,17 +65,17 @@ class TrunkExperts:
             for number, layer in enumerate(layers, start)
             if number in order.holders
         }
-        experts: dict[ExpertKey, nn.Module] = {}
         for layer, found in self._layers.items():
-            if len(found.experts) != len(order.holders[layer]):
-                raise RunError(
-                    f"layer {layer} has {len(found.experts)} experts, {len(order.holders[layer])} are placed"
-                )
-            experts |= {(layer, number): expert for number, expert in enumerate(found.experts)}
-        self._copies = LastCopies(experts, workload, optimizer, skip)
-        self._holders = {key: order.holders[key[0]][key[1]] for key in experts}
-        self._epochs = dict.fromkeys(experts, 0)
-        self._loads = dict.fromkeys(experts, 0)
+            if (count := len(found.features)) != len(order.holders[layer]):
+                raise RunError(f"layer {layer} has {count} experts, {len(order.holders[layer])} are placed")
+        self._copies = LastCopies(self._layers, workload, optimizer, skip)
+        self._holders = {
+            (layer, number): host
+            for layer in self._layers
+            for number, host in enumerate(order.holders[layer])
+        }
+        self._epochs = dict.fromkeys(self._holders, 0)
+        self._loads = dict.fromkeys(self._holders, 0)
         self._sent = dict.fromkeys(range(len(order.hosts)), 0)
         self._dropped = 0
         self.record = StepRecord()
@@ -109,11 +109,11 @@ class TrunkExperts:
             self._hosts.append(HostClient(place, name, link, self._order.least_wait_s))
         self._step = first_step
         self._copies.steps = dict.fromkeys(self._holders, first_step)
+        self._copies.release()
         self._adopt([key for key in self._holders if key[0] in self._order.leads])
         for host in self._hosts:
             if host.lost is not None:
                 raise RunError(f"{host.name} are lost before the first step: {host.lost}")
-        self._copies.train(False)
         for layer, found in self._layers.items():
             for module, first in found.numbered():
                 module.dispatch = RemoteDispatch(self, layer, first)
@@ -162,6 +162,8 @@ class TrunkExperts:
         for key in self._holders:
             self._ask_copy(key)
         self._copies.take(wait=True)
+        if not self._is_own:
+            self._copies.settle()
 
     def close(self) -> None:
         """Ends the connections. Idempotent."""
@@ -187,7 +189,7 @@ class TrunkExperts:
         }
 
     def _count_dropped(self, module: nn.Module) -> None:
-        assert isinstance(module, Experts)
+        assert isinstance(module, RoutedExperts)
         self._dropped += module.dropped
 
     # --- what a dispatch asks (``remote_dispatch.Switchboard``)
@@ -237,11 +239,11 @@ class TrunkExperts:
             for module, first in found.numbered():
                 name = f"{layer}.{first}"
                 if self._is_own:
-                    alive = (True,) * len(module.experts)
+                    alive = (True,) * module.count
                 elif self._replayed is not None:
                     alive = self._replayed.mask(name, step)
                 else:
-                    alive = self._living(layer, range(first, first + len(module.experts)))
+                    alive = self._living(layer, range(first, first + module.count))
                 module.alive = alive if any(alive) else [True] * len(alive)  # then calls fail, one by one
                 self.record.note_mask(name, step, alive)
 
@@ -310,7 +312,7 @@ class TrunkExperts:
             )
         self._log(f"no host of experts is left: this rank computes them itself from step {step} on")
         self._is_own = True
-        self._copies.train(True)
+        self._copies.take_over()
         for key in self._holders:
             self._note_move(step, key, None)
         for found in self._layers.values():

@@ -22,9 +22,10 @@ _TOKENS = 64
 
 
 def fuse_experts(model: Any) -> str | None:
-    """Makes the experts of all the model's mixtures ``FusedExperts``; or says why they can't be, and does not.
+    """Makes the experts of all the model's mixtures ``FusedExperts``, if it can.
 
-    None: they are, or the model has none.
+    Returns:
+        Why it can't, and has left them as they are; None: they are, or the model has none.
     """
     blocks = [block for block in model.modules() if isinstance(getattr(block, "experts", None), nn.Module)]
     found = []
@@ -83,14 +84,14 @@ def _against_inputs(block: nn.Module) -> str | None:
             looked_at(torch.zeros(2, 2, features))
     except _Seen:
         (given, named), (_, weights, chosen), (asked, more) = seen
-        if len(given) == 1 and not named and not more and len(asked) == 3 and asked[0] is given[0]:
-            if asked[1] is chosen and asked[2] is weights:
-                return None
+        wanted = (*given, chosen, weights)
+        if not named and not more and len(asked) == 3 and [*map(id, asked)] == [*map(id, wanted)]:
+            return None
     return "its experts are not asked with what its gate gives"
 
 
 def _normalises(block: nn.Module) -> bool | None:
-    """Whether the weights of a token's experts add up to 1, found by values; None: the gate has another rule."""
+    """Whether the weights of a token's experts add up to 1, by values; None: the gate has another rule."""
     shape = tuple(map(int, block.gate.weight.shape))
     numbers = torch.Generator().manual_seed(0)
     gate = copy.copy(block.gate)
