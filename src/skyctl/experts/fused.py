@@ -26,12 +26,13 @@ class FusedExperts(RoutedExperts):
     """
 
     gate: tuple[nn.Module, ...]
+    num_experts: int
     normalises: bool
 
     @property
     def count(self) -> int:
         """How many experts there are."""
-        return int(self.num_experts)
+        return self.num_experts
 
     @property
     def trained(self) -> list[nn.Parameter]:

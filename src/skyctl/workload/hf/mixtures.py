@@ -47,13 +47,15 @@ def fuse_experts(model: Any) -> str | None:
     return None
 
 
-def _against_parts(block: nn.Module) -> str | None:
+def _against_parts(block: Any) -> str | None:
     experts, gate = block.experts, getattr(block, "gate", None)
     if not isinstance(gate, nn.Module) or [*gate.state_dict()] != ["weight"]:
         return "its gate has more than one weight"
     if {*experts.state_dict()} != _WEIGHTS or [*experts.buffers()]:
         return f"its experts are not held as {' and '.join(sorted(_WEIGHTS))}"
-    sizes = {int(parameter.shape[0]) for parameter in experts.parameters()} | {int(gate.weight.shape[0])}
+    sizes = {int(parameter.shape[0]) for parameter in experts.parameters()} | {
+        int(block.gate.weight.shape[0])
+    }
     return None if sizes == {experts.num_experts} else "its experts are not the rows of their weights"
 
 
@@ -61,7 +63,7 @@ class _Seen(Exception):  # noqa: N818 - no error
     """The experts are asked; what came before is noted."""
 
 
-def _against_inputs(block: nn.Module) -> str | None:
+def _against_inputs(block: Any) -> str | None:
     """Looks without values whether a block asks its experts with what it has asked its gate with."""
     seen: list[Any] = []
     gate, features = block.gate, int(block.gate.weight.shape[1])
@@ -90,7 +92,7 @@ def _against_inputs(block: nn.Module) -> str | None:
     return "its experts are not asked with what its gate gives"
 
 
-def _normalises(block: nn.Module) -> bool | None:
+def _normalises(block: Any) -> bool | None:
     """Whether the weights of a token's experts add up to 1, by values; None: the gate has another rule."""
     shape = tuple(map(int, block.gate.weight.shape))
     numbers = torch.Generator().manual_seed(0)
