@@ -193,7 +193,8 @@ def test_the_command_trains_stored_weights_with_hosts_and_exports_them(tmp_path:
     nodes = "".join(f"  - {{name: {name}, transport: local, threads: 1}}\n" for name in "abc")
     (tmp_path / "cluster.yaml").write_text(f"nodes:\n{nodes}")
     typed = ("launch", "hf:qwen2-moe,context=8", "--batch-size", "8", "--microbatches", "4")
-    more = ("--data", "text.txt", "--learning-rate", "0.01", "--strategy", "even", "--steps", "5", "--json")
+    drawn = ("--data", "text.txt", "--seed", "3", "--learning-rate", "0.01")
+    more = (*drawn, "--strategy", "even", "--steps", "5", "--json")
     done = run_briefly(tmp_path, *typed, *more, "--expert-hosts", "b,c")
     assert done.returncode == 0, done.stderr
     assert "an even placement takes" in done.stderr
@@ -204,13 +205,9 @@ def test_the_command_trains_stored_weights_with_hosts_and_exports_them(tmp_path:
     again = type(model).from_pretrained(tmp_path / "out").state_dict()
     for own, tensor in model.state_dict().items():
         torch.testing.assert_close(again[own], tensor, rtol=1e-3, atol=1e-4)
-    for words, text in (
-        (("--lora", "r=2"), "is not trained, as with --lora"),
-        (("--clip-norm", "1"), "--clip-norm"),
-    ):
-        refused = run_briefly(tmp_path, *typed, *more, "--expert-hosts", "b,c", *words)
-        assert refused.returncode == 2
-        assert text in refused.stderr
+    refused = run_briefly(tmp_path, *typed, *more, "--expert-hosts", "b,c", "--lora", "r=2")
+    assert refused.returncode == 2
+    assert "is not trained, as with --lora" in refused.stderr
 
 
 def test_a_mask_is_the_librarys_own_rule_among_those_that_live(tmp_path: Path) -> None:

@@ -53,9 +53,7 @@ def _against_parts(block: Any) -> str | None:
         return "its gate has more than one weight"
     if {*experts.state_dict()} != _WEIGHTS or [*experts.buffers()]:
         return f"its experts are not held as {' and '.join(sorted(_WEIGHTS))}"
-    sizes = {int(parameter.shape[0]) for parameter in experts.parameters()} | {
-        int(block.gate.weight.shape[0])
-    }
+    sizes = {int(weight.shape[0]) for weight in (block.gate.weight, *experts.parameters())}
     return None if sizes == {experts.num_experts} else "its experts are not the rows of their weights"
 
 
