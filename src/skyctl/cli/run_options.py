@@ -248,8 +248,7 @@ class SupervisionOptions:
         typer.Option(
             "--expert-hosts",
             metavar="NODES",
-            help="Nodes that hold the experts of skyctl.Experts layers, by their speeds: names, patterns, or "
-            "all.",
+            help="Nodes that hold the experts of mixtures, by their speeds: names, patterns, or all.",
         ),
     ] = None
     ignore_changes: Annotated[
