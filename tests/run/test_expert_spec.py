@@ -72,7 +72,8 @@ def test_experts_are_put_by_speed_each_on_one_host() -> None:
     assert places.time_s == pytest.approx(4 / 3)
     assert places.bound_s == pytest.approx(4 / 3)
     assert places.even_s == pytest.approx(2.0)
-    assert places.token_s == pytest.approx((2.0, 4.0))
+    assert places.layer_s[1] == pytest.approx((4 * 2.0, 4 * 4.0))
+    assert (places.room, places.byte_s) == ({1: (12, 12)}, (0.0, 0.0))
     assert places.describe().startswith(f"experts: 8 on {B}, 4 on {C}; ")
 
 
@@ -83,7 +84,8 @@ def test_a_slow_line_counts_with_all_that_passes_it() -> None:
     )
     places = place_hosts(make_plan(links=lines), SETTING, {"b", "c"})
     assert places is not None
-    assert places.token_s == pytest.approx((2.0 + 4 * 2 * 100 / 400, 4.0))
+    assert places.layer_s[1] == pytest.approx((4 * (2.0 + 4 * 2 * 100 / 400), 4 * 4.0))
+    assert places.byte_s == pytest.approx((1 / 400, 0.0))
     assert [places.holders[1].count(host) for host in (0, 1)] == [6, 6]
 
 
@@ -95,6 +97,7 @@ def test_only_nodes_that_are_there_host_experts_and_memory_is_kept_to() -> None:
     tight = place_hosts(make_plan(memory=700.0), SETTING, {"b", "c"})
     assert tight is not None
     assert [tight.holders[1].count(host) for host in (0, 1)] == [7, 5]
+    assert tight.room == {1: (7, 7)}
     with pytest.raises(InfeasibleError, match="12 experts"):
         place_hosts(make_plan(memory=500.0), SETTING, {"b", "c"})
 
@@ -163,7 +166,7 @@ def test_figures_are_read_told_and_written_down() -> None:
     assert read is not None
     assert describe_figures({0: read}) == (
         f"experts: tokens 5 to {B}, 7 to {C}; without any answer: 1; calls failed: 2; steps with experts "
-        "masked: 1; experts that came back elsewhere: 1"
+        "masked: 1; experts that moved: 1"
     )
     assert json.loads(json.dumps(figures_record({0: read})))["ranks"]["0"] == seen()
     assert read_figures(None, None, 3) is None

@@ -96,6 +96,7 @@ class Hosts:
 
     Args:
         holders: by layer, of each expert the place of its host.
+        room: of each layer so many experts have room on each host. None: those that are there.
         options: fields of every rank's ``ExpertsOrder``.
     """
 
@@ -105,6 +106,7 @@ class Hosts:
         holders: Mapping[int, Sequence[int]],
         hosts: Sequence[Host],
         fail_every: int = 0,
+        room: int | None = None,
         **options: Any,
     ) -> None:
         first, self.hosts = orders[0], hosts
@@ -140,7 +142,17 @@ class Hosts:
                     order,
                     experts=ExpertsOrder(
                         hosts=tuple(
-                            HostAddress(f"host-{place}", "127.0.0.1", port, f"{place} of {order.world.rank}")
+                            HostAddress(
+                                f"host-{place}",
+                                "127.0.0.1",
+                                port,
+                                f"{place} of {order.world.rank}",
+                                layer_s=dict.fromkeys(held, 1.0),
+                                room={
+                                    n: list(holders[n]).count(place) if room is None else room for n in held
+                                },
+                                byte_s=0.0,
+                            )
                             for place, port in enumerate(self.ports)
                         ),
                         holders={layer: tuple(holders[layer]) for layer in held},

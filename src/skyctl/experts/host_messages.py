@@ -72,6 +72,25 @@ class StateWanted:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """An expert changes its host with the update at the end of this step; nothing is answered.
+
+    Attributes:
+        epoch: how often the expert was placed before.
+        arrives: this host is the new one: the rank's ``Adopt`` follows, and what others ask of the expert
+            waits for it, until the rank's next step begins. Else this host is the old one, and keeps the
+            state until the end of the next step.
+    """
+
+    kind: ClassVar[str] = "hand-over"
+    call: CallNumber
+    layer: Index
+    expert: Index
+    epoch: Index
+    arrives: bool
+
+
+@dataclass(frozen=True)
 class Adopt:
     """Hold an expert from now on, from this state, with its tensors; answered by ``Adopted``.
 
@@ -114,7 +133,7 @@ class NotDone:
 
 @dataclass(frozen=True)
 class StepEnded:
-    """``held``: (layer, expert, epoch) of all that the host holds."""
+    """``held``: (layer, expert, epoch) of all that the host holds, or is to adopt by a ``HandOver``."""
 
     kind: ClassVar[str] = "ended"
     call: CallNumber
@@ -140,9 +159,12 @@ class Adopted:
     call: CallNumber
 
 
-TrunkRequest = BeginStep | Forward | Backward | EndStep | StateWanted | Adopt
+TrunkRequest = BeginStep | Forward | Backward | EndStep | StateWanted | HandOver | Adopt
 HostAnswer = Result | NotDone | StepEnded | ExpertState | Adopted
-TRUNK_REQUESTS: tuple[type[TrunkRequest], ...] = (BeginStep, Forward, Backward, EndStep, StateWanted, Adopt)
+TRUNK_REQUESTS: tuple[type[TrunkRequest], ...] = (
+    *(BeginStep, Forward, Backward, EndStep),
+    *(StateWanted, HandOver, Adopt),
+)
 HOST_ANSWERS: tuple[type[HostAnswer], ...] = (Result, NotDone, StepEnded, ExpertState, Adopted)
 
 

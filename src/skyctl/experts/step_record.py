@@ -1,4 +1,4 @@
-"""What of a run's experts is not said by its plan: masks, calls that failed, experts that came back. Pure.
+"""What of a run's experts is not said by its plan: masks, calls that failed, experts that moved. Pure.
 
 With the record of each of its ranks a run is made again as it was, to the same losses.
 """
@@ -16,7 +16,7 @@ from skyctl.experts.answers import MaskRecord
 
 @dataclass(frozen=True)
 class ExpertMove:
-    """An expert has come back after its host was lost.
+    """An expert has another host: the one before was lost, or too slow for its load.
 
     Attributes:
         step: the first one that it is there in again.
@@ -29,6 +29,11 @@ class ExpertMove:
     expert: Index
     copied: Index
     host: Index | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether another host took it over with all its training, as it does where no host was lost."""
+        return self.host is not None and self.copied == self.step
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,23 @@ class StepRecord:
         if name not in self._masks:
             raise InputError(f"no mask is recorded of the experts {name}")
         return self._masks[name].mask(step)
+
+    def handed_over(self, done: int) -> dict[tuple[int, int], int]:
+        """By (layer, expert) that another host took over whole after so many steps, that host's place."""
+        return {
+            (move.layer, move.expert): move.host
+            for move in self.moves
+            if move.is_whole and move.step == done and move.host is not None
+        }
+
+    def brought_back(self, step: int) -> list[ExpertMove]:
+        """The other moves: experts that came back in that step, from a last copy."""
+        return [move for move in self.moves if move.step == step and not move.is_whole]
+
+    def copied(self, done: int) -> list[tuple[int, int]]:
+        """The (layer, expert) that came back later, from copies made after so many steps."""
+        moves = [move for move in self.moves if move.copied == done and not move.is_whole]
+        return sorted({(move.layer, move.expert) for move in moves})
 
     @property
     def masked_steps(self) -> set[int]:

@@ -89,7 +89,7 @@ def describe_figures(seen: Mapping[int, tuple[ExpertFigures, StepRecord]]) -> st
     by_host = ", ".join(f"{count} to {host}" for host, count in sorted(tokens.items()))
     return (
         f"experts: tokens {by_host or 'to no host'}; without any answer: {dropped}; calls failed: {failed}; "
-        f"steps with experts masked: {len(masked)}; experts that came back elsewhere: {len(moved)}"
+        f"steps with experts masked: {len(masked)}; experts that moved: {len(moved)}"
     )
 
 

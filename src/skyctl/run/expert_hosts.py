@@ -114,7 +114,9 @@ class ExpertHosts:
                 host=self._hosted.addresses[node_of(device)],
                 port=self._listening[place].port,
                 secret=self._secrets[place][spec.rank],
-                token_s=places.token_s[place],
+                layer_s={layer: places.layer_s[layer][place] for layer in held},
+                room={layer: places.room[layer][place] for layer in held},
+                byte_s=places.byte_s[place],
             )
             for place, device in enumerate(self._devices)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skyctl.compare.number_format import format_seconds
@@ -78,7 +78,9 @@ class ExpertHosting:
         devices: of the hosts, in their order.
         counts: by layer, how many experts it holds.
         holders: by layer, of each expert its host's place; empty in an attempt that is taken over.
-        token_s: of each host, the seconds of a microbatch in which it computes all experts.
+        layer_s: by layer, of each host the seconds of a step in which it computes all the layer's tokens.
+        room: by layer, of each host how many of the layer's experts have room there.
+        byte_s: of each host, the seconds a byte over the slowest line to it.
         time_s: what the slowest hosts take for a microbatch, of all layers together.
         even_s: the same with as many experts on each host; None: these don't fit.
         bound_s: no placement is faster.
@@ -87,7 +89,9 @@ class ExpertHosting:
     devices: tuple[str, ...]
     counts: Mapping[int, int]
     holders: Mapping[int, tuple[int, ...]]
-    token_s: tuple[float, ...] = ()
+    layer_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    room: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    byte_s: tuple[float, ...] = ()
     time_s: float = 0.0
     even_s: float | None = None
     bound_s: float = 0.0
@@ -209,9 +213,10 @@ def place_hosts(plan: Plan, setting: ExpertSetting, there: Collection[str]) -> E
     holders: dict[int, tuple[int, ...]] = {}
     time_s = bound_s = 0.0
     even_s: float | None = 0.0
-    token_s = [0.0] * len(devices)
+    microbatches = sum(pipeline.microbatches for pipeline in plan.pipelines)
+    layer_s: dict[int, tuple[float, ...]] = {}
     for layer in setting.layers:
-        state_bytes = math.ceil(problem.layers[layer.layer].state_bytes * layer.part)
+        state_bytes = _state_bytes(problem, layer)
         loads = [ExpertLoad(f"e{n}", 1 / layer.experts, state_bytes) for n in range(layer.experts)]
         all_bytes = layer.experts * state_bytes
         able = [
@@ -233,9 +238,23 @@ def place_hosts(plan: Plan, setting: ExpertSetting, there: Collection[str]) -> E
         for place, device in enumerate(able):
             held = holders[layer.layer].count(place)
             taken[device.name] = taken.get(device.name, 0.0) + held * state_bytes
-            token_s[place] += device.token_s
-    ids, counts = tuple(device.id for device in devices), _counts(setting)
-    return ExpertHosting(ids, counts, holders, tuple(token_s), time_s, even_s, bound_s)
+        layer_s[layer.layer] = tuple(device.token_s * microbatches for device in able)
+    return ExpertHosting(
+        tuple(device.id for device in devices),
+        _counts(setting),
+        holders,
+        layer_s=layer_s,
+        room=_room(
+            problem,
+            setting,
+            holders,
+            [(device.memory_bytes, taken.get(device.id, 0.0)) for device in devices],
+        ),
+        byte_s=tuple(max(_byte_s(plan, layer, device.id) for layer in setting.layers) for device in devices),
+        time_s=time_s,
+        even_s=even_s,
+        bound_s=bound_s,
+    )
 
 
 def hosting_again(setting: ExpertSetting, devices: Sequence[str]) -> ExpertHosting | None:
@@ -281,15 +300,47 @@ def _layer_s(problem: Problem, device: str, layer: int) -> float:
 
 def _line_s(plan: Plan, layer: ExpertLayer, host: str) -> float:
     """Seconds on the slowest line of a rank that holds the layer, for all tokens of a microbatch."""
+    return PASSES * layer.top_k * plan.problem.layers[layer.layer].output_bytes * _byte_s(plan, layer, host)
+
+
+def _byte_s(plan: Plan, layer: ExpertLayer, host: str) -> float:
+    """Seconds a byte on that line."""
     problem = plan.problem
-    passed_bytes = PASSES * layer.top_k * problem.layers[layer.layer].output_bytes
     trunk = {stage.device for stage in plan.placed_stages if stage.start <= layer.layer < stage.stop}
     rates = [
         link.bandwidth_bytes_per_s
         for link in problem.links
         if (link.source == host and link.target in trunk) or (link.target == host and link.source in trunk)
     ]
-    return passed_bytes / min(rates) if rates else 0.0
+    return 1 / min(rates) if rates else 0.0
+
+
+def _state_bytes(problem: Problem, layer: ExpertLayer) -> int:
+    """What an expert takes in training."""
+    return math.ceil(problem.layers[layer.layer].state_bytes * layer.part)
+
+
+def _room(
+    problem: Problem,
+    setting: ExpertSetting,
+    holders: Mapping[int, Sequence[int]],
+    memory: Sequence[tuple[float | None, float]],
+) -> dict[int, tuple[int, ...]]:
+    """By layer, how many of its experts each host may hold: what is free there is the layers' in equal parts.
+
+    Args:
+        memory: of each host, the bytes that it has, and those taken. None: more than enough.
+    """
+    return {
+        layer.layer: tuple(
+            layer.experts
+            if has is None
+            else holders[layer.layer].count(place)
+            + math.floor(max(0.0, has - taken) / len(setting.layers) / max(1, _state_bytes(problem, layer)))
+            for place, (has, taken) in enumerate(memory)
+        )
+        for layer in setting.layers
+    }
 
 
 def _room_bytes(limit: float | None, taken: float, all_bytes: int) -> int:

@@ -88,14 +88,19 @@ class HostAddress:
     Attributes:
         node: its name.
         secret: what the two share, and nobody else.
-        token_s: seconds that it takes for a token, or in the same proportion.
+        layer_s: by layer, the seconds of a step in which it computes all tokens of the layer's experts, lines
+            included.
+        room: by layer, so many of its experts have room there.
+        byte_s: seconds a byte over the line to it.
     """
 
     node: Label
     host: Address
     port: Port
     secret: HostSecret = field(repr=False)
-    token_s: Annotated[float, Within(1e-12, 1e9)] = 1.0
+    layer_s: Mapping[int, Seconds]
+    room: Mapping[int, Index]
+    byte_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,8 @@ class ExpertsOrder:
     Attributes:
         hosts: the rank is connected with all of them.
         holders: by layer, of each of its experts the host's place in ``hosts``.
-        leads: the layers whose experts this rank gives to hosts, at first and after a host is lost.
+        leads: the layers whose experts this rank gives to hosts: at first, after a host is lost, and where
+            loads drift.
         alone: no other rank holds these layers, so it can compute experts itself if no host is left.
         least_wait_s: an expert is waited for so long in any case.
         record: of a run before, which is made again as it was (``step_record``); None: it is a new one.

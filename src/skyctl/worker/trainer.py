@@ -166,7 +166,13 @@ class Trainer:
             return None
         check_expert_modules(stage.layers, self._start, self._workload.shared_parameters)
         return TrunkExperts(
-            self._order.experts, stage.layers, self._start, self._workload, optimizer, scheduler.options
+            self._order.experts,
+            stage.layers,
+            self._start,
+            self._workload,
+            self._order.steps,
+            optimizer,
+            scheduler.options,
         )
 
     def _connect(self, world: World, first_step: int) -> None:

@@ -2,7 +2,8 @@
 
 Requests of one rank are done in their order. The host keeps the sum of each rank's gradients by itself, and
 adds these sums in the ranks' order, so an update has the same bits whenever messages arrive. It updates the
-experts of some layers once all ranks that hold these layers have ended their step.
+experts of some layers once all ranks that hold these layers have ended their step. An expert that changes
+its host does so with an update, too: the old one keeps its state for a step, and the new one lets ranks wait.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from skyctl.experts.host_messages import (
     EndStep,
     ExpertState,
     Forward,
+    HandOver,
     HostAnswer,
     NotDone,
     Result,
@@ -52,7 +54,7 @@ class _Trunk:
         calls: its forwards whose backward may come: expert, tokens, outputs.
         gradients: by expert, the sum of its gradients in this step, by trained parameter.
         ending: it has ended its step, and waits for the update.
-        behind: its requests that came after that.
+        behind: its requests that came after that, or after one for an expert that is still to come.
         done: so many steps it has ended.
     """
 
@@ -89,17 +91,20 @@ class ExpertHost:
         self._timer, self._send, self._refuse = timer, send, refuse
         self._trunks = {rank: _Trunk(frozenset(trunks[rank])) for rank in sorted(trunks)}
         self._held: dict[ExpertKey, HeldExpert] = {}
+        self._leaving: set[ExpertKey] = set()
+        self._left: dict[ExpertKey, HeldExpert] = {}
+        self._coming: dict[ExpertKey, tuple[int, int]] = {}  # the rank that sends it, and its epoch
         self._built: tuple[int, LayerExperts] | None = None
         self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
         if device.type != "cpu":
             self._seeders.append(seed_function(device))
 
     def handle(self, rank: int, request: TrunkRequest, tensors: list[Tensor]) -> None:
-        """Does what a rank asks for, now or after the update that it waits for."""
+        """Does what a rank asks for, now or after what it waits for: an update, or an expert."""
         trunk = self._trunks.get(rank)
         if trunk is None:
             return
-        if trunk.ending is not None:
+        if trunk.ending is not None or trunk.behind or self._is_coming(rank, request):
             trunk.behind.append((request, tensors))
             return
         try:
@@ -114,12 +119,35 @@ class ExpertHost:
             return
         if trunk.ending is not None:
             self._update_with(rank)
+        elif isinstance(request, Adopt | BeginStep):
+            self._go_on()
 
     def leave(self, rank: int) -> None:
         """A rank is gone: it loses what it has asked for, and is waited for no more."""
         if self._trunks.pop(rank, None) is not None:
+            self._call_off(rank)
             for other in list(self._trunks):
                 self._update_with(other)
+            self._go_on()
+
+    def _is_coming(self, rank: int, request: TrunkRequest) -> bool:
+        """Whether it asks for an expert that another rank is about to send."""
+        if not isinstance(request, Forward | StateWanted):
+            return False
+        sender, _ = self._coming.get((request.layer, request.expert), (rank, 0))
+        return sender != rank
+
+    def _call_off(self, rank: int) -> None:
+        """What the rank has not sent by now does not come."""
+        self._coming = {key: coming for key, coming in self._coming.items() if coming[0] != rank}
+
+    def _go_on(self) -> None:
+        """Ranks that wait for an expert try again."""
+        for rank, trunk in list(self._trunks.items()):
+            if trunk.ending is None and trunk.behind:
+                waiting, trunk.behind = trunk.behind, deque()
+                for request, tensors in waiting:
+                    self.handle(rank, request, tensors)
 
     def _do(self, rank: int, trunk: _Trunk, request: TrunkRequest, tensors: list[Tensor]) -> None:
         if isinstance(request, BeginStep):
@@ -127,6 +155,11 @@ class ExpertHost:
             trunk.calls.clear()
             trunk.gradients.clear()
             self._built = None
+            self._call_off(rank)
+            return
+        if isinstance(request, HandOver):
+            _expect(tensors, 0)
+            self._hand_over(rank, self._key(trunk, request), request)
             return
         answer: HostAnswer
         out: Sequence[Tensor] = ()
@@ -194,12 +227,22 @@ class ExpertHost:
                 sums[place] = wide if before is None else before + wide
         return Result(request.call), (torch.zeros_like(tokens) if of_tokens is None else of_tokens,)
 
+    def _hand_over(self, rank: int, key: ExpertKey, request: HandOver) -> None:
+        if request.arrives == (key in self._held):
+            held = "holds" if request.arrives else "does not hold"
+            raise FrameError(f"it hands over expert {key[1]} of layer {key[0]}, which this host {held}")
+        if request.arrives:
+            self._coming[key] = rank, request.epoch
+        else:
+            self._leaving.add(key)
+
     def _state(self, trunk: _Trunk, request: StateWanted) -> tuple[HostAnswer, Sequence[Tensor]]:
         key = self._key(trunk, request)
-        if key not in self._held:
+        held = self._held.get(key) or self._left.get(key)
+        if held is None:
             return NotDone(request.call, f"it does not hold expert {key[1]} of layer {key[0]}"), ()
         stamp = expert_stamp(self._workload, key, trunk.done)
-        tensors, metadata = self._held[key].state.collect(0, stamp)
+        tensors, metadata = held.state.collect(0, stamp)
         return ExpertState(request.call, trunk.done, tuple(tensors), metadata), tuple(tensors.values())
 
     def _adopt(self, trunk: _Trunk, request: Adopt, tensors: list[Tensor]) -> HostAnswer:
@@ -226,6 +269,8 @@ class ExpertHost:
         except RecordError as exc:
             raise FrameError(exc.message) from exc
         self._held[key] = held
+        self._coming.pop(key, None)
+        self._left.pop(key, None)
         trunk.done = request.done
         for other in self._trunks.values():  # what was computed with the state before counts nothing
             other.gradients.pop(key, None)
@@ -242,7 +287,7 @@ class ExpertHost:
             raise FrameError(f"layer {layer} has {len(found.features)} experts, none of number {number}")
         return found.alone(number), found.features[number]
 
-    def _key(self, trunk: _Trunk, request: Forward | StateWanted | Adopt) -> ExpertKey:
+    def _key(self, trunk: _Trunk, request: Forward | StateWanted | HandOver | Adopt) -> ExpertKey:
         if request.layer not in trunk.layers:
             raise FrameError(f"it does not hold layer {request.layer}")
         return request.layer, request.expert
@@ -265,7 +310,14 @@ class ExpertHost:
                         [trunk.gradients[key] for _, trunk in trunks if key in trunk.gradients]
                     )
                 )
-        now_held = tuple((*key, held.epoch) for key, held in sorted(self._held.items()))
+        self._left = {key: held for key, held in self._left.items() if key[0] not in layers}
+        for key in [key for key in self._leaving if key[0] in layers]:
+            self._leaving.remove(key)
+            self._left[key] = self._held.pop(key)
+        now_held = (
+            *((*key, held.epoch) for key, held in sorted(self._held.items())),
+            *((*key, epoch) for key, (_, epoch) in sorted(self._coming.items())),
+        )
         waiting: dict[int, deque[tuple[TrunkRequest, list[Tensor]]]] = defaultdict(deque)
         for r, trunk in trunks:
             assert trunk.ending is not None

@@ -29,6 +29,7 @@ class LastCopies:
 
     Attributes:
         steps: by expert, how many steps were done when its copy was made.
+        nbytes: of each expert's state; first a guess of it.
 
     Args:
         layers: by number, the rank's that have experts on hosts.
@@ -60,7 +61,7 @@ class LastCopies:
             optimizer = self._fused.by_expert
         self._state = StageState(modules, optimizer, master_of, skip=skip)
         self._trained = [p for found in layers.values() for module in found.modules for p in module.trained]
-        self._nbytes = {
+        self.nbytes = {
             key: 3 * sum(p.numel() * p.element_size() for p in module.parameters())
             for key, module in experts.items()
         }
@@ -98,13 +99,13 @@ class LastCopies:
 
     def ask_paid(self, traffic_bytes: int, host_of: Callable[[ExpertKey], HostClient | None]) -> None:
         """Asks for as many as the step's traffic pays for, one after the other, time and again."""
-        keys, most = list(self._places), float(sum(self._nbytes.values()))
+        keys, most = list(self._places), float(sum(self.nbytes.values()))
         self._budget = min(self._budget + COPY_SHARE * traffic_bytes, most)
         for _ in keys if not self._coming else ():  # else those before are still on their way
             key = keys[self._next % len(keys)]
-            if self._nbytes[key] > self._budget:
+            if self.nbytes[key] > self._budget:
                 break
-            self._budget -= self._nbytes[key]
+            self._budget -= self.nbytes[key]
             self._next += 1
             if (host := host_of(key)) is not None:
                 self.ask(key, host)
@@ -131,4 +132,4 @@ class LastCopies:
             host.lose(exc.message)
             return
         self.steps[key] = answer.step
-        self._nbytes[key] = sum(t.numel() * t.element_size() for t in tensors)
+        self.nbytes[key] = sum(t.numel() * t.element_size() for t in tensors)

@@ -1,4 +1,4 @@
-"""The experts of a rank's layers, which hosts hold: who lives in a step, and who comes back where.
+"""The experts of a rank's layers, which hosts hold: who lives in a step, and who moves where.
 
 The rank's own modules are the experts' last copies (``last_copies``). They are fetched before a checkpoint
 and at the end. In between, one after the other is copied, at a small part of a step's traffic.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +17,12 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.experts.host_client import HostCall, HostClient
 from skyctl.experts.host_gate import connect_to_host
-from skyctl.experts.host_messages import (
-    Adopt,
-    BeginStep,
-    EndStep,
-    NotDone,
-    StepEnded,
-)
+from skyctl.experts.host_messages import Adopt, BeginStep, EndStep, HandOver, NotDone, StepEnded
 from skyctl.experts.routed import RoutedExperts
 from skyctl.experts.step_record import ExpertMove, StepRecord
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.expert_orders import ExpertsOrder, handshake_purpose
+from skyctl.worker.experts.expert_loads import WINDOW_STEPS, ExpertLoads
 from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts
 from skyctl.worker.experts.last_copies import LastCopies
 from skyctl.worker.experts.remote_dispatch import RemoteDispatch
@@ -46,6 +41,7 @@ class TrunkExperts:
 
     Args:
         layers: the rank's, from ``start`` on.
+        steps: of the whole run.
         optimizer: over all their parameters.
         skip: the options of the optimizer's groups that a scheduler moves.
     """
@@ -56,10 +52,11 @@ class TrunkExperts:
         layers: Sequence[nn.Module],
         start: int,
         workload: Workload,
+        steps: int,
         optimizer: torch.optim.Optimizer | None,
         skip: Collection[str] = (),
     ) -> None:
-        self._order, self._workload = order, workload
+        self._order, self._workload, self._steps = order, workload, steps
         self._layers = {
             number: LayerExperts.of(layer)
             for number, layer in enumerate(layers, start)
@@ -75,16 +72,14 @@ class TrunkExperts:
             for number, host in enumerate(order.holders[layer])
         }
         self._epochs = dict.fromkeys(self._holders, 0)
-        self._loads = dict.fromkeys(self._holders, 0)
-        self._sent = dict.fromkeys(range(len(order.hosts)), 0)
-        self._dropped = 0
+        self._loads = ExpertLoads(self._holders, len(order.hosts))
         self.record = StepRecord()
         self._replayed = None if order.record is None else StepRecord.from_dict(order.record)
         self._hosts: list[HostClient] = []
         self._lost_hosts: dict[int, tuple[int, str]] = {}
         self._ending: list[tuple[HostClient, HostCall]] = []
         self._traffic = 0
-        self._step = self._number = 0
+        self._step = self._number = self._done = 0
         self._is_own = False
 
     # --- from the start to the end
@@ -107,7 +102,7 @@ class TrunkExperts:
                 limit_s=CONNECT_S,
             )
             self._hosts.append(HostClient(place, name, link, self._order.least_wait_s))
-        self._step = first_step
+        self._step = self._done = first_step
         self._copies.steps = dict.fromkeys(self._holders, first_step)
         self._copies.release()
         self._adopt([key for key in self._holders if key[0] in self._order.leads])
@@ -125,7 +120,7 @@ class TrunkExperts:
         Raises:
             RunError: no host is left, and other ranks hold these layers too; or the record can't be followed.
         """
-        self._step, self._number = step, 0
+        self._step, self._done, self._number = step, step, 0
         self._take_ended()
         self._copies.take(wait=self.is_patient)
         self._bring_back(step)
@@ -138,14 +133,19 @@ class TrunkExperts:
             host.ask(BeginStep(host.next_call, self._step))
 
     def end(self) -> None:
-        """The step's gradients are complete: hosts update their experts."""
+        """The step's gradients are complete: hosts update their experts, and some of these move."""
         if self._is_own:
             return
+        self._done = self._step + 1
+        moves = self._due_moves()
+        for key, place in moves.items():
+            self._epochs[key] += 1
+            for at, arrives in ((self._holders[key], False), (place, True)):
+                host = self._hosts[at]
+                host.ask(HandOver(host.next_call, *key, self._epochs[key], arrives))
         ended = [(host, host.ask(EndStep(host.next_call, self._step))) for host in self._hosts]
         if self._replayed is not None:
-            moves = self._replayed.moves
-            needed = {(move.layer, move.expert) for move in moves if move.copied == self._step + 1}
-            for key in sorted(needed):
+            for key in self._replayed.copied(self._done):
                 self._ask_copy(key)
         else:
             self._copies.ask_paid(self._traffic, self._holder)
@@ -153,7 +153,11 @@ class TrunkExperts:
         for host, call in ended:
             host.awaits(call, patient=self.is_patient)
         self._ending += ended
-        self._take_ended()
+        heard = self._take_ended()
+        self._make_moves(moves)
+        for key in heard:  # else a call to one that is still to come might be late
+            self._ask_copy(key)
+        self._copies.take(wait=bool(heard))
 
     def fetch(self) -> None:
         """Makes the rank's own modules what the hosts have; of a lost expert they keep the last copy."""
@@ -172,25 +176,16 @@ class TrunkExperts:
 
     def figures(self) -> dict[str, Any]:
         """What was seen, as JSON values: tokens by expert and by host, lost hosts, and the record."""
-        loads: dict[str, list[int]] = {}
-        for (layer, _), load in sorted(self._loads.items()):
-            loads.setdefault(str(layer), []).append(load)
         lost = {
             self._order.hosts[place].node: {"step": step, "why": why}
             for place, (step, why) in self._lost_hosts.items()
         }
-        sent = {self._order.hosts[place].node: count for place, count in self._sent.items()}
-        return {
-            "tokens": loads,
-            "hosts": sent,
-            "dropped": self._dropped,
-            "lost": lost,
-            "record": self.record.to_dict(),
-        }
+        seen = self._loads.figures([host.node for host in self._order.hosts])
+        return {**seen, "lost": lost, "record": self.record.to_dict()}
 
     def _count_dropped(self, module: nn.Module) -> None:
         assert isinstance(module, RoutedExperts)
-        self._dropped += module.dropped
+        self._loads.dropped += module.dropped
 
     # --- what a dispatch asks (``remote_dispatch.Switchboard``)
 
@@ -229,8 +224,7 @@ class TrunkExperts:
         """As of ``Switchboard``: adds to the experts' loads, and to the step's traffic there and back."""
         self._traffic += 4 * nbytes
         for number, count in enumerate(counts, first):
-            self._loads[layer, number] += count
-            self._sent[self._holders[layer, number]] += count
+            self._loads.note((layer, number), self._holders[layer, number], count)
 
     # --- who lives
 
@@ -275,13 +269,8 @@ class TrunkExperts:
                 self._compute_here(step)
                 return
             prompt = [host for host in left if not host.owes]
-            loads = {host.place: 0.0 for host in prompt or left}
-            for key, place in self._holders.items():
-                if place in loads:
-                    loads[place] += self._cost(key, place)
-            for key in sorted(lost, key=lambda key: (-self._loads[key], key)):
-                place = min(loads, key=lambda place: (loads[place] + self._cost(key, place), place))
-                loads[place] += self._cost(key, place)
+            places = [host.place for host in prompt or left]
+            for key, place in self._loads.dealt(lost, self._order.hosts, self._holders, places).items():
                 self._move(key, place)
             self._adopt(lost)
             for key in lost:
@@ -293,9 +282,6 @@ class TrunkExperts:
         if all(host.lost is not None for host in self._hosts):
             return list(self._holders)
         return [key for key in self._holders if key[0] in self._order.leads and self._holder(key) is None]
-
-    def _cost(self, key: ExpertKey, place: int) -> float:
-        return (1 + self._loads[key]) * self._order.hosts[place].token_s
 
     def _move(self, key: ExpertKey, place: int) -> None:
         self._holders[key] = place
@@ -321,7 +307,7 @@ class TrunkExperts:
 
     def _follow_moves(self, step: int) -> None:
         assert self._replayed is not None
-        moves = [move for move in self._replayed.moves if move.step == step]
+        moves = self._replayed.brought_back(step)
         for move in moves:
             key = (move.layer, move.expert)
             if self._copies.steps.get(key) != move.copied:
@@ -336,6 +322,35 @@ class TrunkExperts:
         if any(move.host is None for move in moves):
             self._compute_here(step)
 
+    # --- who moves as loads drift
+
+    def _due_moves(self) -> dict[ExpertKey, int]:
+        """By expert that this rank leads and that moves at the end of the step, its new host."""
+        if self._replayed is not None:
+            return self._replayed.handed_over(self._done)
+        if self._done % WINDOW_STEPS or self._done == self._steps:
+            return {}
+        prompt = [host.place for host in self._hosts if host.lost is None and not host.is_late]
+        return self._loads.moves(
+            self._order, self._holders, prompt, self._copies.nbytes, self._steps - self._done
+        )
+
+    def _make_moves(self, moves: Mapping[ExpertKey, int]) -> None:
+        """Takes the experts from their hosts after the update, and gives them to the new ones.
+
+        An expert whose host is lost by now comes back from its last copy (``_bring_back``).
+        """
+        for key in moves:
+            self._ask_copy(key)
+        self._copies.take(wait=bool(moves))
+        taken = [key for key in moves if self._copies.steps[key] == self._done]
+        for key in taken:
+            self._holders[key] = moves[key]
+        self._adopt(taken)
+        for key in taken:
+            if self._holder(key) is not None:
+                self._note_move(self._done, key, self._holders[key])
+
     # --- states, to hosts and back
 
     def _adopt(self, keys: Sequence[ExpertKey]) -> None:
@@ -349,7 +364,7 @@ class TrunkExperts:
                 *key,
                 self._epochs[key],
                 self._copies.steps[key],
-                self._step,
+                self._done,
                 tuple(tensors),
                 metadata,
             )
@@ -368,9 +383,9 @@ class TrunkExperts:
         host = self._hosts[self._holders[key]]
         return host if host.lost is None and not self._is_own else None
 
-    def _take_ended(self) -> None:
-        """What hosts have said at the ends of steps: an expert that was placed anew is elsewhere now."""
-        left = []
+    def _take_ended(self) -> list[ExpertKey]:
+        """What hosts have said at the ends of steps: experts that other ranks have placed anew; these."""
+        left, heard = [], []
         for host, call in self._ending:
             if not call.is_over():
                 left.append((host, call))
@@ -379,7 +394,9 @@ class TrunkExperts:
                     if epoch > self._epochs.get((layer, expert), epoch):
                         self._epochs[layer, expert] = epoch
                         self._holders[layer, expert] = host.place
+                        heard.append((layer, expert))
         self._ending = left
+        return heard
 
     def _log(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
