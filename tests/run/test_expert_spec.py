@@ -27,7 +27,7 @@ from skyctl.run.expert_spec import (
 )
 
 A, B, C = "a/cpu:0", "b/cpu:0", "c/cpu:0"
-SETTING = ExpertSetting(("b", "c"), (ExpertLayer(1, experts=12, top_k=2, part=1 / 12),))
+SETTING = ExpertSetting(("b", "c"), (ExpertLayer(1, experts=12, top_k=2, part=1 / 12, work=1.0),))
 OWN = RankExperts((B, C), {1: 2})
 
 
@@ -74,7 +74,9 @@ def test_experts_are_put_by_speed_each_on_one_host() -> None:
     assert places.even_s == pytest.approx(2.0)
     assert places.layer_s[1] == pytest.approx((4 * 2.0, 4 * 4.0))
     assert (places.room, places.byte_s) == ({1: (12, 12)}, (0.0, 0.0))
-    assert places.describe().startswith(f"experts: 8 on {B}, 4 on {C}; ")
+    text = places.describe(2.0)
+    assert text.startswith(f"experts: 8 on {B}, 4 on {C}; ")
+    assert text.endswith("; a step is predicted to take 2 s")
 
 
 def test_a_slow_line_counts_with_all_that_passes_it() -> None:

@@ -410,13 +410,15 @@ def _train(
 def _show_experts(out: Output, plan: Plan, workload: Workload, nodes: tuple[str, ...]) -> None:
     """Where experts would be, if these nodes are to hold them."""
     from skyctl.run.expert_spec import check_expert_plan, expert_setting, place_hosts
+    from skyctl.run.expert_step import predict_hosted
 
     setting = expert_setting(workload, nodes)
     if setting is not None:
         check_expert_plan(plan, setting)
         places = place_hosts(plan, setting, nodes)
         assert places is not None, "all of its nodes are in the plan"
-        out.line(places.describe(), wrap=True)
+        step_s = predict_hosted(plan, setting, places).iteration_s
+        out.line(places.describe(step_s), wrap=True)
 
 
 def _show_ranks(

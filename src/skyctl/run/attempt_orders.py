@@ -21,6 +21,8 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.peer_addresses import find_peer_addresses
 from skyctl.run.elastic_spec import elastic_order, entering_spec, is_elastic
 from skyctl.run.expert_spec import ExpertHosting, hosting_again, place_hosts
+from skyctl.run.expert_step import predict_hosted
+from skyctl.run.journal import update_attempt
 from skyctl.run.live_run import LiveRun
 from skyctl.run.rank_spec import AttemptCheckpoints, RankSpec, rank_specs, used_nodes
 from skyctl.run.run_options import RunOptions
@@ -98,7 +100,7 @@ class OrderMaker:
         """
         if refuses_changes(self._options, number) and self._options.turns is None:
             self._refuse_local_shortage(plan)
-        places = self._place_experts(plan)
+        plan, places = self._place_experts(plan)
         hosting = () if places is None else places.nodes
         addresses = self._run.addresses((*nodes_in(plan), *hosting))
         self._run.callbacks.phase("shipping the workload")
@@ -118,6 +120,9 @@ class OrderMaker:
         setting, places = self._options.experts, None
         if setting is not None and attempts:
             places = hosting_again(setting, attempts[-1].expert_hosts)
+            if places is not None:
+                known = {"iteration_s": attempts[-1].predicted_iteration_s, "interval": None}
+                plan = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=known)})
         specs = self._specs(plan, workload, dict.fromkeys(nodes, ""), AttemptCheckpoints(), places)
         for device in attempts[-1].devices[len(specs) :] if attempts else ():
             before, node = dict.fromkeys(range(len(specs)), ""), self._run.cluster.node(node_of(device))
@@ -222,20 +227,25 @@ class OrderMaker:
             for spec in made
         ]
 
-    def _place_experts(self, plan: Plan) -> ExpertHosting | None:
-        """Who holds which expert in an attempt that is about to be started, and says it."""
+    def _place_experts(self, plan: Plan) -> tuple[Plan, ExpertHosting | None]:
+        """Who holds which expert in an attempt that is about to be started, and says it.
+
+        The plan is returned with the prediction of a step with these hosts.
+        """
         setting, callbacks = self._options.experts, self._run.callbacks
         if setting is None:
-            return None
+            return plan, None
         callbacks.phase("placing experts")
         places = place_hosts(plan, setting, self._run.sessions)
         if places is None:
             callbacks.warn(
                 "no node that was to host experts is left: they are computed where their layers are"
             )
-            return None
-        callbacks.note(places.describe())
-        return places
+            return plan, None
+        predicted = predict_hosted(plan, setting, places)
+        callbacks.note(places.describe(predicted.iteration_s))
+        update_attempt(self._run.journal, predicted_iteration_s=predicted.iteration_s)
+        return plan.model_copy(update={"predicted": predicted}), places
 
     def _elastic(self, plan: Plan) -> ElasticOrder | None:
         """What keeps the attempt going where a rank is lost; later ones may have a plan without that."""

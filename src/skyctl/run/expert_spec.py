@@ -32,12 +32,14 @@ class ExpertLayer:
         experts: how many it holds, of all its modules.
         top_k: of how many of them a token is computed, of all its modules.
         part: of the layer's parameters that its largest expert has.
+        work: of the layer's computing that its experts do.
     """
 
     layer: int
     experts: int
     top_k: int
     part: float
+    work: float
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,12 @@ class ExpertHosting:
         counts = {layer: count for layer, count in self.counts.items() if layer in layers}
         return RankExperts(self.devices, counts) if counts else None
 
-    def describe(self) -> str:
-        """The placement as a sentence, with what it is predicted to take."""
+    def describe(self, step_s: float) -> str:
+        """The placement as a sentence, with what it is predicted to take.
+
+        Args:
+            step_s: the predicted step.
+        """
         held = [
             sum(place == host for row in self.holders.values() for place in row)
             for host in range(len(self.devices))
@@ -116,7 +122,8 @@ class ExpertHosting:
         even = "does not fit" if self.even_s is None else f"takes {format_seconds(self.even_s)}"
         return (
             f"experts: {places}; the slowest hosts are predicted to take {format_seconds(self.time_s)} for a "
-            f"microbatch, no placement less than {format_seconds(self.bound_s)}; an even placement {even}"
+            f"microbatch, no placement less than {format_seconds(self.bound_s)}; an even placement {even}; a "
+            f"step is predicted to take {format_seconds(step_s)}"
         )
 
 
@@ -128,6 +135,7 @@ def expert_setting(workload: Workload, nodes: tuple[str, ...]) -> ExpertSetting 
     """
     from skyctl.worker.experts.expert_check import check_expert_modules
     from skyctl.worker.experts.held_experts import LayerExperts
+    from skyctl.workload.costs import part_of_experts
 
     if not nodes:
         return None
@@ -140,7 +148,8 @@ def expert_setting(workload: Workload, nodes: tuple[str, ...]) -> ExpertSetting 
         sizes = [sum(p.numel() for p in expert.parameters()) for expert in held.experts]
         whole = sum(p.numel() for p in module.parameters())
         top_k = sum(experts.top_k for experts in held.modules)
-        found.append(ExpertLayer(number, len(held.experts), top_k, max(sizes) / max(1, whole)))
+        work = part_of_experts(workload, number)
+        found.append(ExpertLayer(number, len(held.experts), top_k, max(sizes) / max(1, whole), work))
     hub = workload.model.hub
     if not found and hub is not None:
         why = "has no experts" if hub.unfused is None else f"can't have experts elsewhere: {hub.unfused}"
@@ -199,7 +208,7 @@ def place_hosts(plan: Plan, setting: ExpertSetting, there: Collection[str]) -> E
     """Puts each expert on one device of the nodes that are there, for even loads; None: no node is.
 
     Layers are placed one after the other, for a microbatch passes them so. An expert's time is its share of
-    its whole layer's, by the plan's figures.
+    the experts' part of the layer's, by the plan's figures.
 
     Raises:
         InfeasibleError, UndecidedError: the experts don't fit.
@@ -222,7 +231,7 @@ def place_hosts(plan: Plan, setting: ExpertSetting, there: Collection[str]) -> E
         able = [
             ExpertDevice(
                 device.id,
-                compute_s=max(_layer_s(problem, device.id, layer.layer), 1e-9),
+                compute_s=max(layer.work * sum(layer_seconds(problem, device.id, layer.layer)[:2]), 1e-9),
                 line_s=_line_s(plan, layer, device.id),
                 memory_bytes=_room_bytes(device.memory_bytes, taken.get(device.id, 0.0), all_bytes),
             )
@@ -289,13 +298,13 @@ def _counts(setting: ExpertSetting) -> dict[int, int]:
     return {layer.layer: layer.experts for layer in setting.layers}
 
 
-def _layer_s(problem: Problem, device: str, layer: int) -> float:
-    """Forward and backward of a layer, for a microbatch."""
+def layer_seconds(problem: Problem, device: str, layer: int) -> tuple[float, float, float]:
+    """A layer's forward and backward of a microbatch, and its update of a step, as the planner has them."""
     times = problem.times.get(device)
     if times is not None:
-        return times.forward_s[layer] + times.backward_s[layer]
-    speed = next(d.flops_per_s for d in problem.devices if d.id == device)
-    return problem.layers[layer].flops / speed
+        return times.forward_s[layer], times.backward_s[layer], times.optimizer_s[layer]
+    whole_s = problem.layers[layer].flops / next(d.flops_per_s for d in problem.devices if d.id == device)
+    return whole_s / 3, whole_s - whole_s / 3, 0.0
 
 
 def _line_s(plan: Plan, layer: ExpertLayer, host: str) -> float:
