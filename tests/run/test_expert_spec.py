@@ -76,7 +76,7 @@ def test_experts_are_put_by_speed_each_on_one_host() -> None:
     assert (places.room, places.byte_s) == ({1: (12, 12)}, (0.0, 0.0))
     text = places.describe(2.0)
     assert text.startswith(f"experts: 8 on {B}, 4 on {C}; ")
-    assert text.endswith("; a step is predicted to take 2 s")
+    assert text.endswith("; a step is predicted to take 2.00 s")
 
 
 def test_a_slow_line_counts_with_all_that_passes_it() -> None:

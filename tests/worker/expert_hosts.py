@@ -96,7 +96,7 @@ class Hosts:
 
     Args:
         holders: by layer, of each expert the place of its host.
-        room: of each layer so many experts have room on each host. None: those that are there.
+        room: of each layer so many experts have room on each host; 0: none moves there as loads drift.
         options: fields of every rank's ``ExpertsOrder``.
     """
 
@@ -106,7 +106,7 @@ class Hosts:
         holders: Mapping[int, Sequence[int]],
         hosts: Sequence[Host],
         fail_every: int = 0,
-        room: int | None = None,
+        room: int = 0,
         **options: Any,
     ) -> None:
         first, self.hosts = orders[0], hosts
@@ -148,9 +148,7 @@ class Hosts:
                                 port,
                                 f"{place} of {order.world.rank}",
                                 layer_s=dict.fromkeys(held, 1.0),
-                                room={
-                                    n: list(holders[n]).count(place) if room is None else room for n in held
-                                },
+                                room=dict.fromkeys(held, room),
                                 byte_s=0.0,
                             )
                             for place, port in enumerate(self.ports)
