@@ -27,13 +27,13 @@ def test_the_slowest_host_takes_the_place_of_the_experts() -> None:
     assert found.interval is None
 
 
-def test_the_gate_stays_lines_take_their_time_and_each_expert_is_a_call() -> None:
+def test_the_gate_stays_lines_take_their_time_and_exchanges_cost_both_ends() -> None:
     plan, half = make_plan(links=LINES), replace(SETTING.layers[0], work=0.5)
     slow = tuple(device.model_copy(update={"neighbour_s": 0.01}) for device in plan.problem.devices)
     plan = plan.model_copy(update={"problem": plan.problem.model_copy(update={"devices": slow})})
     places = place_hosts(plan, ExpertSetting(("c",), (half,)), {"c"})
     assert places is not None
     found = predict_hosted(plan, ExpertSetting(("c",), (half,)), places)
-    trunk_s = 1 + 1.5 / 2 + 12 * 0.01
-    host_s = 2.0 / 2 + 12 * 0.01 + 2 * (0.25 + 2 * 100 / 400)
+    trunk_s = 1 + 1.5 / 2 + 2 * 0.01
+    host_s = 2.0 / 2 + 2 * 0.01 + 2 * (0.25 + 2 * 100 / 400)
     assert found.iteration_s == pytest.approx(4 * 2 * (trunk_s + host_s) + 2 * 0.25)

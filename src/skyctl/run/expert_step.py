@@ -1,8 +1,8 @@
 """The predicted step of a plan whose experts are on hosts. Pure.
 
 A stage's forward is its layers without their experts, and one exchange with all hosts for each layer that has
-experts; its backward likewise. A host computes its share of the layer's experts. Each expert is a call, which
-costs both ends what a message to a neighbouring stage costs. The hosts' updates follow the step.
+experts; its backward likewise. A host computes its share of the layer's experts. An exchange has the bytes of
+``top_k`` messages to a neighbouring stage, and costs both ends as much. The hosts' updates follow the step.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class _Hosts:
         )
         rest_s = max(0.0, whole_s - experts_s - sum(own.values()))
         work = [rest_s]
-        call_s = self._call_s(stage.device)
+        message_s = self._message_s(stage.device)
         for number in sorted(own, reverse=backward):
             layer = self.layers.get(number)
             if layer is None:
                 work[-1] += own[number]
                 continue
             # The gate comes before the experts in the forward, and after them in the backward.
-            work[-1] += (0.0 if backward else own[number]) + layer.experts * call_s
+            work[-1] += (0.0 if backward else own[number]) + layer.top_k * message_s
             work.append(own[number] if backward else 0.0)
         asks = tuple(self._asks(stage.device, layer, backward=backward) for layer in held)
         return HostedPass(tuple(work), asks)
@@ -112,7 +112,7 @@ class _Hosts:
             whole_s = layer_seconds(self.problem, device, layer.layer)[backward] * layer.work
             nbytes = share * layer.top_k * self.problem.layers[layer.layer].output_bytes
             way_s = self._way_s(trunk, device, nbytes) + self._way_s(device, trunk, nbytes)
-            asks.append(HostAsk(place, share * whole_s + count * self._call_s(device), way_s))
+            asks.append(HostAsk(place, share * (whole_s + layer.top_k * self._message_s(device)), way_s))
         return tuple(asks)
 
     def update_s(self, simulation: SimulationInput, place: int, stage: PlacedStage) -> float:
@@ -137,7 +137,8 @@ class _Hosts:
         ]
         return max(0.0, own_s) + max(on_hosts, default=0.0)
 
-    def _call_s(self, device: str) -> float:
+    def _message_s(self, device: str) -> float:
+        """What the device spends on a message to a neighbour and one from it."""
         return next(found.neighbour_s for found in self.problem.devices if found.id == device)
 
     def _way_s(self, source: str, target: str, nbytes: float) -> float:
