@@ -2,7 +2,8 @@
 
 One or two stages, two pipelines side by side, two to six hosts of unequal speed. All nodes are processes of
 this machine. Hosts take 8 to 32 times as long for each computation, so that they rest most of the time. One
-probe gives all figures, so the machine has to be as busy then as later. ``error``: predicted ÷ measured − 1, of the median step.
+probe gives all figures, so the machine has to be as busy then as later. ``error``: predicted ÷ measured − 1,
+of the median step.
 Run: ``python benchmarks/expert_prediction.py``.
 """
 

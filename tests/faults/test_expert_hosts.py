@@ -56,6 +56,7 @@ def test_losses_are_those_without_hosts_and_it_is_told_who_computed_what(
     err = run.end().stderr
     run.is_as(losses, 1)
     assert "an even placement takes" in err, err
+    assert "; a step is predicted to take " in err, err
     assert "without any answer: 0; calls failed: 0; steps with experts masked: 0; experts that moved: " in err
     assert run.state["attempts"][0]["expert_hosts"] == ["b/cpu:0", "c/cpu:0"]
     told = json.loads((run.folder / "experts.json").read_text())["ranks"]

@@ -92,12 +92,11 @@ class _Hosts:
         work = [rest_s]
         message_s = self._message_s(stage.device)
         for number in sorted(own, reverse=backward):
-            layer = self.layers.get(number)
-            if layer is None:
+            if number not in self.layers:
                 work[-1] += own[number]
                 continue
             # The gate comes before the experts in the forward, and after them in the backward.
-            work[-1] += (0.0 if backward else own[number]) + layer.top_k * message_s
+            work[-1] += (0.0 if backward else own[number]) + self.layers[number].top_k * message_s
             work.append(own[number] if backward else 0.0)
         asks = tuple(self._asks(stage.device, layer, backward=backward) for layer in held)
         return HostedPass(tuple(work), asks)

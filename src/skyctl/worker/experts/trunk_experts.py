@@ -140,8 +140,7 @@ class TrunkExperts:
         moves = self._due_moves()
         for key, place in moves.items():
             self._epochs[key] += 1
-            for at, arrives in ((self._holders[key], False), (place, True)):
-                host = self._hosts[at]
+            for host, arrives in ((self._hosts[self._holders[key]], False), (self._hosts[place], True)):
                 host.ask(HandOver(host.next_call, *key, self._epochs[key], arrives))
         ended = [(host, host.ask(EndStep(host.next_call, self._step))) for host in self._hosts]
         if self._replayed is not None:
