@@ -41,7 +41,10 @@ RUN_S = 60.0
 
 @dataclass
 class Outcome:
-    """What the ranks of one run said, by rank; ``order``: every event as it came, with its rank."""
+    """What the ranks of one run said, by rank; ``order``: every event as it came, with its rank.
+
+    ``alive``: signs of life, which are in no order.
+    """
 
     steps: dict[int, list[Event]] = field(default_factory=dict)
     results: dict[int, Event] = field(default_factory=dict)
@@ -50,6 +53,7 @@ class Outcome:
     checkpoints: dict[int, list[Event]] = field(default_factory=dict)
     members: dict[int, list[Event]] = field(default_factory=dict)
     order: list[tuple[int, Event]] = field(default_factory=list)
+    alive: dict[int, list[Event]] = field(default_factory=dict)
 
     @property
     def losses(self) -> list[float]:
@@ -238,7 +242,9 @@ class Pool:
         while (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 rank, event = self.events.get(timeout=left_s)
-                if rank in open_ranks and event["event"] != "alive":
+                if event["event"] == "alive":
+                    self.outcome.alive.setdefault(rank, []).append(event)
+                elif rank in open_ranks:
                     return rank, event
         traces = "\n".join(f"rank {rank}:\n{self.processes[rank].traces()}" for rank in sorted(open_ranks))
         self.close()

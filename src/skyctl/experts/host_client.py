@@ -41,6 +41,8 @@ ANSWERED_BY: Mapping[type[Any], type[Any]] = {
 }
 _DOUBTED = (Forward, Backward, EndStep)
 """A host that still owes the answer to one of these was too late, and is not asked anew before."""
+PATIENCE = 20
+"""A late host is waited for so many times as long as another, where none is left that is in time."""
 
 
 class HostCall:
@@ -139,6 +141,12 @@ class HostClient:
         wait_s = None if limit_s is None else max(0.0, call.began + limit_s - time.monotonic())
         self.is_late |= not call.is_over(wait_s)
         return call.is_over() and call.answer is not None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that it is waited for where no host is left that is in time."""
+        limits = [self._limit_s(of_steps=of_steps) for of_steps in (False, True)]
+        return PATIENCE * max(limit_s or self._least_wait_s for limit_s in limits)
 
     def _limit_s(self, *, of_steps: bool) -> float | None:
         """Seconds that a call may take, by the answers before; None: as long as it takes."""

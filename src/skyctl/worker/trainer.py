@@ -172,6 +172,7 @@ class Trainer:
             self._workload,
             self._order.steps,
             optimizer,
+            self._progress,
             scheduler.options,
         )
 

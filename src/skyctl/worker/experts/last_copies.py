@@ -14,12 +14,14 @@ from skyctl.checkpoint.node.shards import StageState, check_stamp
 from skyctl.errors import RecordError
 from skyctl.experts.fused import FusedExpert, FusedExperts
 from skyctl.experts.host_client import HostCall, HostClient
-from skyctl.experts.host_messages import ExpertState, StateWanted
+from skyctl.experts.host_messages import Adopt, ExpertState, StateWanted
 from skyctl.worker.experts.fused_states import FusedStates
 from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts, expert_stamp
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.workload import Workload
 
+COPY_S = 300.0
+"""For a copy to come that is waited for, after the one before."""
 COPY_SHARE = 0.05
 """Copies cost this part of the bytes that tokens and gradients take."""
 
@@ -89,9 +91,12 @@ class LastCopies:
         for parameter in self._trained:
             parameter.requires_grad_(trains)
 
-    def state(self, key: ExpertKey) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """A copy's tensors by name, and its metadata."""
-        return self._state.collect(self._places[key], expert_stamp(self._workload, key, self.steps[key]))
+    def give(self, key: ExpertKey, host: HostClient, epoch: int, done: int) -> HostCall:
+        """Gives a copy to a host. ``epoch``, ``done``: as of ``Adopt``."""
+        stamp = expert_stamp(self._workload, key, self.steps[key])
+        tensors, metadata = self._state.collect(self._places[key], stamp)
+        given = Adopt(host.next_call, *key, epoch, self.steps[key], done, tuple(tensors), metadata)
+        return host.ask(given, list(tensors.values()))
 
     def ask(self, key: ExpertKey, host: HostClient) -> None:
         """Asks the host for the expert's state after the rank's last step."""
@@ -114,8 +119,11 @@ class LastCopies:
         """Puts the states that have come into the rank's modules. A host that sent none that fits is lost."""
         left = []
         for key, host, call in self._coming:
-            if not call.is_over(None if wait else 0.0):
-                left.append((key, host, call))
+            if not call.is_over(COPY_S if wait else 0.0):
+                if wait:
+                    host.lose(f"it has not sent an expert within {COPY_S:.0f} s")
+                else:
+                    left.append((key, host, call))
             elif isinstance(call.answer, ExpertState):
                 self._put(key, host, call.answer, call.tensors)
         self._coming = left

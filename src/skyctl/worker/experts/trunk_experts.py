@@ -17,7 +17,7 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.experts.host_client import HostCall, HostClient
 from skyctl.experts.host_gate import connect_to_host
-from skyctl.experts.host_messages import Adopt, BeginStep, EndStep, HandOver, NotDone, StepEnded
+from skyctl.experts.host_messages import BeginStep, EndStep, HandOver, NotDone, StepEnded
 from skyctl.experts.routed import RoutedExperts
 from skyctl.experts.step_record import ExpertMove, StepRecord
 from skyctl.transport.tls_identity import TlsIdentity
@@ -26,9 +26,11 @@ from skyctl.worker.experts.expert_loads import WINDOW_STEPS, ExpertLoads
 from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts
 from skyctl.worker.experts.last_copies import LastCopies
 from skyctl.worker.experts.remote_dispatch import RemoteDispatch
+from skyctl.worker.progress import Progress
 from skyctl.workload.workload import Workload
 
-CONNECT_S = 300.0
+CONNECT_S = HOLD_S = 300.0
+"""To a host; for it to build an expert that it is given, after the one before."""
 
 
 class TrunkExperts:
@@ -43,6 +45,7 @@ class TrunkExperts:
         layers: the rank's, from ``start`` on.
         steps: of the whole run.
         optimizer: over all their parameters.
+        progress: of the rank, which is told when it waits for hosts.
         skip: the options of the optimizer's groups that a scheduler moves.
     """
 
@@ -54,9 +57,11 @@ class TrunkExperts:
         workload: Workload,
         steps: int,
         optimizer: torch.optim.Optimizer | None,
+        progress: Progress,
         skip: Collection[str] = (),
     ) -> None:
         self._order, self._workload, self._steps = order, workload, steps
+        self._progress = progress
         self._layers = {
             number: LayerExperts.of(layer)
             for number, layer in enumerate(layers, start)
@@ -123,6 +128,7 @@ class TrunkExperts:
         self._step, self._done, self._number = step, step, 0
         self._take_ended()
         self._copies.take(wait=self.is_patient)
+        self._await_hosts()
         self._bring_back(step)
         self.begin_again()
         self._fix_masks(step)
@@ -149,8 +155,9 @@ class TrunkExperts:
         else:
             self._copies.ask_paid(self._traffic, self._holder)
         self._traffic = 0
-        for host, call in ended:
-            host.awaits(call, patient=self.is_patient)
+        with self._progress.waits(f"step {self._step}, the updates of experts on hosts"):
+            for host, call in ended:
+                host.awaits(call, patient=self.is_patient)
         self._ending += ended
         heard = self._take_ended()
         self._make_moves(moves)
@@ -160,6 +167,10 @@ class TrunkExperts:
 
     def fetch(self) -> None:
         """Makes the rank's own modules what the hosts have; of a lost expert they keep the last copy."""
+        with self._progress.waits():
+            for host, call in self._ending:
+                if not call.is_over(host.patience_s if self._order.alone else None):
+                    host.lose("it has not ended its step")
         self._take_ended()
         self._copies.take(wait=True)
         for key in self._holders:
@@ -228,6 +239,8 @@ class TrunkExperts:
     # --- who lives
 
     def _fix_masks(self, step: int) -> None:
+        for host in self._hosts:
+            host.is_late = host.owes
         for layer, found in self._layers.items():
             for module, first in found.numbered():
                 name = f"{layer}.{first}"
@@ -236,20 +249,37 @@ class TrunkExperts:
                 elif self._replayed is not None:
                     alive = self._replayed.mask(name, step)
                 else:
-                    alive = self._living(layer, range(first, first + module.count))
+                    numbers = range(first, first + module.count)
+                    alive = tuple(self.host_of(layer, number) is not None for number in numbers)
                 module.alive = alive if any(alive) else [True] * len(alive)  # then calls fail, one by one
                 self.record.note_mask(name, step, alive)
 
-    def _living(self, layer: int, numbers: range) -> tuple[bool, ...]:
-        """Which answer in time, as far as is known; if only late ones are left, waits for one of them."""
-        while True:
-            hosts = [self._hosts[self._holders[layer, number]] for number in numbers]
-            for host in hosts:
-                host.is_late = host.owes
-            alive = tuple(self.host_of(layer, number) is not None for number in numbers)
-            if any(alive) or all(host.lost is not None for host in hosts):
-                return alive
-            time.sleep(0.01)
+    def _await_hosts(self) -> None:
+        """Where a layer has late hosts alone, waits for one of them; in the end they are lost.
+
+        Where other ranks hold the layer too, hosts may wait for these: then the launcher judges who is lost.
+        """
+        began = time.monotonic()
+        if not (late := self._late_alone()):
+            return
+        names = ", ".join(host.name for host in late)
+        with self._progress.waits(f"step {self._step}, {names}, all late"):
+            while late := self._late_alone():
+                waited_s = time.monotonic() - began
+                if self._order.alone and waited_s > max(host.patience_s for host in late):
+                    for host in late:
+                        host.lose(f"it has not answered for {waited_s:.0f} s, and no other host is in time")
+                time.sleep(0.01)
+
+    def _late_alone(self) -> list[HostClient]:
+        """The hosts of a layer's experts that are left, if all owe answers; of the first such layer."""
+        for layer, found in self._layers.items():
+            for module, first in found.numbered():
+                places = {self._holders[layer, first + number] for number in range(module.count)}
+                left = [self._hosts[place] for place in sorted(places) if self._hosts[place].lost is None]
+                if left and all(host.owes for host in left):
+                    return left
+        return []
 
     def _bring_back(self, step: int) -> None:
         """Experts of lost hosts come back: on other hosts, from the last copy; without any, on this rank."""
@@ -354,24 +384,17 @@ class TrunkExperts:
 
     def _adopt(self, keys: Sequence[ExpertKey]) -> None:
         """Gives experts to their holders from the rank's copies, and waits until they hold them."""
+        phase, self._progress.phase = self._progress.phase, f"step {self._step}, giving experts to hosts"
         calls = []
         for key in keys:
             host = self._hosts[self._holders[key]]
-            tensors, metadata = self._copies.state(key)
-            request = Adopt(
-                host.next_call,
-                *key,
-                self._epochs[key],
-                self._copies.steps[key],
-                self._done,
-                tuple(tensors),
-                metadata,
-            )
-            calls.append((host, host.ask(request, list(tensors.values()))))
+            calls.append((host, self._copies.give(key, host, self._epochs[key], self._done)))
         for host, call in calls:
-            call.is_over(None)
-            if isinstance(call.answer, NotDone):
+            if not call.is_over(HOLD_S):
+                host.lose(f"it has not taken an expert within {HOLD_S:.0f} s")
+            elif isinstance(call.answer, NotDone):
                 host.lose(f"it does not take an expert: {call.answer.reason}")
+        self._progress.phase = phase
 
     def _ask_copy(self, key: ExpertKey) -> None:
         if (host := self._holder(key)) is not None:
