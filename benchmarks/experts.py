@@ -11,30 +11,25 @@ Run: ``python benchmarks/experts.py``.
 from __future__ import annotations
 
 import json
-import tempfile
-from importlib import import_module
-from pathlib import Path
 from statistics import median
 
-from runs.driver import worker_driver
+from runs.expert_runs import WAIT, ExpertRuns
 
 from skyctl.planner.expert_placement.placement_search import even_placement, place_experts
-from skyctl.planner.expert_problem import ExpertDevice, ExpertLoad, ExpertPlacement, PlacementProblem
+from skyctl.planner.expert_problem import ExpertLoad, ExpertPlacement, PlacementProblem
+from skyctl.workload.recipe import Recipe
 
-SPEEDS = (80, 40, 20, 20, 10, 10)
 EXPERTS, STEPS, TOKENS = 64, 12, 256
 TOKEN_S = 0.03
 """Seconds a token, on a host of speed 1."""
-SLEEP = "SKYCTL_BENCHMARK_TOKEN_S"
 SOURCE = f"""
-import os, time
 import skyctl
 import torch
 from torch import nn
-
+{WAIT}
 class Sleeper(nn.Linear):
     def forward(self, x):
-        time.sleep(len(x) * float(os.environ.get("{SLEEP}", "0")))
+        wait(x)
         return super().forward(x)
 
 class Mixture(nn.Module):
@@ -66,38 +61,22 @@ def loss(outputs, targets):
 
 def main() -> None:
     """Measures both placements, one after the other."""
-    devices = [ExpertDevice(f"d{n}", TOKEN_S / speed, 1 << 30) for n, speed in enumerate(SPEEDS)]
-    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
-        folder = Path(name)
-        path = folder / "train.py"
-        path.write_text(SOURCE)
-        driver = worker_driver()
-        processes = import_module("tests.worker.expert_hosts")
-        pool = driver.Pool(1, folder)
-        taken = processes.HostPool(folder, len(SPEEDS), lambda place: {SLEEP: str(TOKEN_S / SPEEDS[place])})
+    with ExpertRuns(SOURCE, TOKENS, TOKEN_S) as runs:
 
         def steps(placement: ExpertPlacement) -> tuple[float, list[int]]:
             """(the median seconds of a step, by expert the tokens of all steps)."""
-            spec = processes.spec_of(path, TOKENS)
-            orders = driver.orders(spec, [0, 2], 1, "1f1b", STEPS, recipe=processes.recipe(STEPS))
-            with processes.Hosts(orders, {0: _holders(placement)}, taken.take(len(SPEEDS))) as hosts:
-                outcome = pool.run(hosts.orders)
-            assert not outcome.errors, outcome.errors
+            outcome = runs.run(placement, Recipe(total_steps=STEPS))
             times = [event["iteration_s"] for event in outcome.steps[0][1:]]
             tokens: list[int] = outcome.results[0]["experts"]["tokens"]["0"]
             return median(times), tokens
 
-        try:
-            loads = [ExpertLoad(f"e{number}", 1.0, 1 << 16) for number in range(EXPERTS)]
-            even = even_placement(PlacementProblem(loads, devices))
-            even_s, tokens = steps(even)
-            loads = [ExpertLoad(f"e{n}", count / STEPS, 1 << 16) for n, count in enumerate(tokens)]
-            problem = PlacementProblem(loads, devices)
-            placed = place_experts(problem)
-            placed_s, _ = steps(placed)
-        finally:
-            pool.close()
-            taken.close()
+        loads = [ExpertLoad(f"e{number}", 1.0, 1 << 16) for number in range(EXPERTS)]
+        even = even_placement(PlacementProblem(loads, runs.devices))
+        even_s, tokens = steps(even)
+        loads = [ExpertLoad(f"e{n}", count / STEPS, 1 << 16) for n, count in enumerate(tokens)]
+        problem = PlacementProblem(loads, runs.devices)
+        placed = place_experts(problem)
+        placed_s, _ = steps(placed)
     figures = {
         "even_s": even_s,
         "placed_s": placed_s,
@@ -105,11 +84,6 @@ def main() -> None:
         "predicted": even_placement(problem).time_s / placed.time_s,
     }
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
-
-
-def _holders(placement: ExpertPlacement) -> list[int]:
-    """Of each expert its host's place; one that is split is on the host with the larger share."""
-    return [int(max(shares, key=lambda name: (shares[name], name))[1:]) for shares in placement.shares]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hosts of experts as real processes, with the launcher's part played here: no agent, no SSH.
 
-Also used by ``benchmarks/experts.py``.
+Also used by ``benchmarks/runs/expert_runs.py``.
 """
 
 from __future__ import annotations
@@ -79,10 +79,15 @@ class HostPool:
     def __init__(
         self, folder: Path, count: int, env: Callable[[int], Mapping[str, str]] = lambda _place: {}
     ) -> None:
-        self._hosts = [Host(folder, env(place)) for place in range(count)]
+        self._start = lambda place: Host(folder, env(place))
+        self._hosts = [self._start(place) for place in range(count)]
 
     def take(self, count: int) -> list[Host]:
-        """So many of them."""
+        """So many of them, anew where they were killed."""
+        for place, host in enumerate(self._hosts):
+            if host.popen.poll() is not None:
+                host.close()
+                self._hosts[place] = self._start(place)
         return self._hosts[:count]
 
     def close(self) -> None:

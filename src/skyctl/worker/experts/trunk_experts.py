@@ -272,7 +272,7 @@ class TrunkExperts:
                 time.sleep(0.01)
 
     def _late_alone(self) -> list[HostClient]:
-        """The hosts of a layer's experts that are left, if all owe answers; of the first such layer."""
+        """The hosts that are left of a layer's experts, if all owe answers; of the first such layer."""
         for layer, found in self._layers.items():
             for module, first in found.numbered():
                 places = {self._holders[layer, first + number] for number in range(module.count)}
