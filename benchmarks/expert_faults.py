@@ -116,7 +116,10 @@ def main() -> None:
     with ExpertRuns(SOURCE, BATCH, TOKEN_S) as runs:
         loads = [ExpertLoad(f"e{n}", BATCH * 4 / EXPERTS, 1 << 16) for n in range(EXPERTS)]
         placement = place_experts(PlacementProblem(loads, runs.devices), copies=1)
-        faults = {"undisturbed": {}, "disturbed": {"fail_every": 10, "kills": kills}}
+        faults: dict[str, dict[str, Any]] = {
+            "undisturbed": {},
+            "disturbed": {"fail_every": 10, "kills": kills},
+        }
         for seed in range(args.seeds):
             common: dict[str, Any] = {"seed": seed, "least_wait_s": LEAST_WAIT_S}
             for kind, options in faults.items():
