@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from skyctl.errors import RunError, WorkloadError
-from skyctl.experts.fused import FusedExpert
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.worker.experts.held_experts import LayerExperts
 from skyctl.worker.rank_order import RankOrder
+from skyctl.workload.hf.fused_experts import FusedExpert
 from skyctl.workload.shared_parameters import SharedParameter
 
 

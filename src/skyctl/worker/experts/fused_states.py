@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyctl.experts.fused import FusedExpert
+from skyctl.workload.hf.fused_experts import FusedExpert
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.workload import Workload
 

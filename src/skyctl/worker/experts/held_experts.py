@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.checkpoint.node.shards import ShardStamp, StageState
-from skyctl.experts.fused import FusedExpert
 from skyctl.experts.routed import RoutedExperts
 from skyctl.worker.updates.lr_scheduler import LearningRateScheduler
+from skyctl.workload.hf.fused_experts import FusedExpert
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
 from skyctl.workload.recipe import Recipe

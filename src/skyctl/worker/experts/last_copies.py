@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from skyctl.checkpoint.node.shards import StageState, check_stamp
 from skyctl.errors import RecordError
-from skyctl.experts.fused import FusedExpert, FusedExperts
 from skyctl.experts.host_client import HostCall, HostClient
 from skyctl.experts.host_messages import Adopt, ExpertState, StateWanted
 from skyctl.worker.experts.fused_states import FusedStates
 from skyctl.worker.experts.held_experts import ExpertKey, LayerExperts, expert_stamp
+from skyctl.workload.hf.fused_experts import FusedExpert, FusedExperts
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.workload import Workload
 

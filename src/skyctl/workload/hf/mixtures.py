@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyctl.experts.fused import FusedExperts, fuse
 from skyctl.workload.deferred_init import deferred_initialization
+from skyctl.workload.hf.fused_experts import FusedExperts, fuse
 from skyctl.workload.user_code import describe_exception
 
 _WEIGHTS = {"gate_up_proj", "down_proj"}
