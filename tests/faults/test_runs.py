@@ -115,7 +115,7 @@ def test_a_full_disk_in_the_runs_folder(planned, complains: Callable[..., None])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", runs], check=True)
     try:
         (runs / "filler").write_bytes(b"x" * 4096)
-        done = planned.run("launch", "plan.json", "--steps", "2")
+        done = planned.run_inside("launch", "plan.json", "--steps", "2", code=None)
         complains(done, 1, "No space left on device", str(runs))
     finally:
         subprocess.run(["umount", runs], check=True)

@@ -81,7 +81,7 @@ def test_a_runs_secrets_are_in_no_argument_environment_or_file(probed, tmp_path:
 @pytest.mark.slow
 def test_state_is_for_its_user_alone(probed) -> None:
     """No file of it can be read by others: it is closed to them, or a folder above it is."""
-    done = probed.run("launch", "plan.json", "--steps", "2")
+    done = probed.run_inside("launch", "plan.json", "--steps", "2")
     assert done.returncode == 0, done.stderr
     (run,) = [path for path in (probed.state / "runs").iterdir() if (path / "measurement.json").exists()][-1:]
     for folder in (probed.state, run, run / "logs", probed.state / "profiles"):
@@ -94,7 +94,7 @@ def test_state_is_for_its_user_alone(probed) -> None:
 
 
 def test_a_dry_run_shows_no_secret(probed) -> None:
-    done = probed.run("launch", "plan.json", "--dry-run", "--json", "--encrypt")
+    done = probed.run_inside("launch", "plan.json", "--dry-run", "--json", "--encrypt")
     assert done.returncode == 0, done.stderr
     for rank in json.loads(done.stdout)["ranks"]:
         assert rank["payload"]["world"]["secrets"] == {}
