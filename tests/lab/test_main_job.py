@@ -120,7 +120,7 @@ def test_a_changed_host_key_is_refused(cluster: Cluster, tmp_path: Path) -> None
     assert "changed" in done.stderr
 
 
-@pytest.mark.matrix  # tests/lab/test_probe_faults.py has one among eight
+@pytest.mark.matrix  # tests/lab/test_probe_faults.py has one among six
 def test_a_node_without_torch_is_named_and_hides_no_other(cluster: Cluster) -> None:
     python = next(node.python for node in cluster.lab.nodes if node.name == "n2")
     venv = fault_injection.run_in_node(

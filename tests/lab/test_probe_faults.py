@@ -16,7 +16,7 @@ from tests.lab import fault_injection
 
 from skyctl.lab.lab_state import LabState
 
-DEAD, HANGING, TORCHLESS, FULL, NOISY = "n02", "n03", "n05", "n06", "n08"
+DEAD, HANGING, TORCHLESS, FULL, NOISY = "n02", "n03", "n05", "n06", "n04"
 CPUS = 1.92
 """Of all nodes together."""
 
@@ -26,7 +26,7 @@ PROBE = "skyctl.probe.node.probe_task"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [8, pytest.param(16, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("number", [6, pytest.param(16, marks=pytest.mark.matrix)])
 def test_four_are_named_and_all_others_profiled(
     lab: Callable[..., LabState], tmp_path: Path, number: int
 ) -> None:
