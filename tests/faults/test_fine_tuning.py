@@ -34,7 +34,7 @@ CHATS, BATCH, STEPS, EVERY, RATE = 240, 4, 200, 20, 2e-2
 MODEL, CONTEXT, LORA = "tiny", "context=80", "r=16,alpha=32"
 DATA = ("--data", "chats.jsonl")
 SIZES = (*DATA, "--lora", LORA, "--batch-size", str(BATCH), "--microbatches", "2")
-RECIPE = (*DATA, "--learning-rate", str(RATE), "--eval-every", str(EVERY), "--steps", str(STEPS))
+LENGTH = ("--learning-rate", str(RATE), "--eval-every", str(EVERY), "--steps", str(STEPS))
 LAYERS = 7
 
 
@@ -76,15 +76,16 @@ def skyctl(tmp_path: Path, nodes: Mapping[str, Sshd]) -> Iterator[Skyctl]:
 def test_a_node_that_is_lost_within_an_epoch_takes_no_sample_with_it(
     skyctl: Skyctl, nodes: Mapping[str, Sshd]
 ) -> None:
-    """Losses are as where nothing happens; the best checkpoint outlives the node, and speaks."""
-    calm = skyctl.run_inside("launch", "plan.json", *RECIPE, "--json")
+    """Losses are one node's, which nothing happens to; the best checkpoint outlives the node, and speaks."""
+    alone = ("--limit", "b", "--strategy", "alone", "--no-compare")
+    calm = skyctl.run_inside("launch", f"hf:{MODEL},{CONTEXT}", *SIZES, *LENGTH, *alone, "--json")
     losses = losses_of(calm)
     validated = {point["step"] + 1: point["loss"] for point in json.loads(calm.stdout)["validation"]}
     best = min(validated, key=lambda step: validated[step])
     assert best < STEPS // 2, validated
     assert_each_chat_comes_once(skyctl.folder)
 
-    run = launch_run(skyctl, "plan.json", *RECIPE, "--json")
+    run = launch_run(skyctl, "plan.json", *DATA, *LENGTH, "--json")
     run.until(lambda: (run.state["best"] or {}).get("step") == best)
     os.kill(run.rank("a"), signal.SIGSTOP)  # all wait for it, and copies of the checkpoint arrive
     run.until(lambda: has_all_layers(run, best, [nodes[name].home for name in "bc"]))
@@ -98,11 +99,11 @@ def test_a_node_that_is_lost_within_an_epoch_takes_no_sample_with_it(
     run.is_as(losses, 2)
     assert losses_of(done) == pytest.approx(losses, rel=1e-6)
 
-    listed = json.loads(skyctl.run("checkpoint", "ls", run.id, "--json").stdout)
+    listed = json.loads(skyctl.run_inside("checkpoint", "ls", run.id, "--json").stdout)
     assert (listed["unreachable"], listed["best"]["step"]) == (["a"], best)
     assert {stored["step"]: stored["whole"] for stored in listed["steps"]} == {best: True, STEPS: True}
     asked = ("what is one", "--max-tokens", "5", "--limit", "b,c", "--json", "-v")
-    said = skyctl.run("generate", run.id, "--best", *asked)
+    said = skyctl.run_inside("generate", run.id, "--best", *asked)
     assert f"the weights of run {run.id} after step {best}" in said.stderr
     assert json.loads(said.stdout)["text"].startswith("say ")
     assert left_of_state(skyctl.state) == []
