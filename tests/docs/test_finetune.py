@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.docs.documented_commands import ROOT, shown
 
-from ..helpers.commands import run_briefly
+from ..helpers.commands import run_hub_briefly
 
 pytest.importorskip("peft")
 
@@ -39,7 +39,7 @@ def test_the_model_answers_as_the_page_says(tmp_path: Path) -> None:
         made = [run if word == RUN else word for word in words[1:]]
         brief = made[0] == "setup" or (made[0] == "generate" and answers > 0)
         limit = ("--limit", "tower") if brief else ()  # three nodes launch, and generate once
-        done = run_briefly(tmp_path, *made, *limit)
+        done = run_hub_briefly(tmp_path, *made, *limit)
         assert done.returncode == 0, f"{words}\n{done.stderr}"
         if made[0] == "init":
             assert "192.0.2.10" in (tmp_path / "cluster.yaml").read_text()

@@ -15,13 +15,15 @@ import sys
 import tempfile
 import termios
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from skyctl.cli.app import main
 from skyctl.probe import cluster_probe
+from skyctl.remote import session_factory
+from skyctl.remote.forkserver_client import PRELOADED_MODULES, ForkServerClient
 
 from .processes import until
 from .warm_python import ForkedCommand, warm_python
@@ -31,6 +33,8 @@ COMMAND_S = 400.0
 
 BRIEF_S = 0.3
 """How long layers are measured where their times matter to no test."""
+
+LIBRARY = "transformers.models.llama.modeling_llama"
 
 PROCESS_ONLY = ("SKYCTL_TEST_TAG", "PYTEST_CURRENT_TEST")
 """What this process keeps of its own, though a command's environment was copied before."""
@@ -96,10 +100,28 @@ def brief_probes() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def library_preloaded() -> Iterator[None]:
+    """What forks local nodes imports ``transformers`` first, which else takes each task three CPU seconds."""
+
+    def client(modules: Sequence[str]) -> ForkServerClient:
+        return ForkServerClient((*modules, LIBRARY) if modules == PRELOADED_MODULES else modules)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_factory, "ForkServerClient", client)
+        yield
+
+
 def run_briefly(folder: Path, *words: str, **env: str) -> Done:
     """``run_inside`` with ``brief_probes``: for whole jobs of which no test looks at what was measured."""
     with brief_probes():
         return run_inside(folder, *words, **env)
+
+
+def run_hub_briefly(folder: Path, *words: str, **env: str) -> Done:
+    """``run_briefly`` with ``library_preloaded``, for models of a Hub folder."""
+    with library_preloaded():
+        return run_briefly(folder, *words, **env)
 
 
 class Command:
@@ -240,10 +262,10 @@ class Skyctl:
         child = self.start(*words, **env)
         return child.wait() if code is None else child.end(code)
 
-    def run_inside(self, *words: str, code: int | None = 0) -> Done:
+    def run_inside(self, *words: str, code: int | None = 0, **env: str) -> Done:
         """As ``run``, by the function ``run_inside``."""
-        env = {name: value for name, value in self.env.items() if name not in PROCESS_ONLY}
-        done = run_inside(self.folder, *words, **env)
+        kept = {name: value for name, value in self.env.items() if name not in PROCESS_ONLY}
+        done = run_inside(self.folder, *words, **{**kept, **env})
         text = f"{done.returncode}\n{done.stderr}\n{done.stdout}"
         assert code is None or (done.returncode == code and "Traceback" not in done.stderr), text
         return done

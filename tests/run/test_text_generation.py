@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.commands import library_preloaded
 from tests.workload.hf import hub_folders
 from tests.workload.hf.test_adapter_folder import adapter_folder
 
@@ -41,7 +42,7 @@ def generated(
         StageLayers(f"{name}/cpu:0", start, stop)
         for name, start, stop in zip("abc", cuts, cuts[1:], strict=False)
     ]
-    with connect_nodes(CLUSTER.nodes, ConnectOptions()) as nodes:
+    with library_preloaded(), connect_nodes(CLUSTER.nodes, ConnectOptions()) as nodes:
         require_all(nodes.failures)
         threads = {stage.device: 1 for stage in stages}
         pipeline = TextPipeline(

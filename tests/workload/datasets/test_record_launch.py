@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.commands import run_briefly
+from tests.helpers.commands import run_hub_briefly
 from tests.workload.datasets.record_folders import chats, load, model_folder, write_lines
 
 pytest.importorskip("transformers")
@@ -48,7 +48,7 @@ def test_two_nodes_train_chats_as_the_library_does(tmp_path: Path, packing: bool
         str(STEPS),
     ]
     words += [] if packing else ["--no-packing"]
-    done = run_briefly(tmp_path, *words, "--json")
+    done = run_hub_briefly(tmp_path, *words, "--json")
     assert done.returncode == 0, done.stderr
     assert "data: 120 records, " in done.stderr
     assert "⟦say 0 <|im_end|>⟧" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.helpers.commands import run_briefly, run_in
+from tests.helpers.commands import run_hub_briefly
 from tests.workload.hf import hub_folders
 
 from skyctl.checkpoint.node import safetensors
@@ -33,7 +33,7 @@ def test_a_run_that_learns_its_records_by_heart_stops_and_exports_its_best(tmp_p
     sized = ("--batch-size", "8", "--microbatches", "2", "--steps", "400", "--learning-rate", "1e-2")
     trained = ("--lora", "r=8,alpha=32", "--data", "notes.jsonl", "--eval-every", "5", "--patience", "2")
     placed = ("--strategy", "even", "--parallel", "pipeline", "--no-compare", "--json")
-    done = run_briefly(tmp_path, "launch", "hf:tiny,context=12", *sized, *trained, *placed)
+    done = run_hub_briefly(tmp_path, "launch", "hf:tiny,context=12", *sized, *trained, *placed)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     losses = {point["step"] + 1: point["loss"] for point in found["validation"]}
@@ -42,18 +42,18 @@ def test_a_run_that_learns_its_records_by_heart_stops_and_exports_its_best(tmp_p
     assert len(found["steps"]) == best + 11
     assert f"stopped early, after {best + 11} of 400 steps" in done.stderr
 
-    listed = json.loads(run_in(tmp_path, "checkpoint", "ls", "--json").stdout)
+    listed = json.loads(run_hub_briefly(tmp_path, "checkpoint", "ls", "--json").stdout)
     assert listed["best"] == {"step": best, "loss": losses[best]}
     assert [(stored["step"], stored["whole"]) for stored in listed["steps"]] == [
         (best + 11, True),
         (best, True),
     ]
-    (run,) = json.loads(run_in(tmp_path, "ps", "-a", "--offline", "--json").stdout)["runs"]
+    (run,) = json.loads(run_hub_briefly(tmp_path, "ps", "-a", "--offline", "--json").stdout)["runs"]
     assert (run["status"], run["stopped_early"], run["best"]) == ("done", True, listed["best"])
 
-    exported = run_in(tmp_path, "checkpoint", "export", "--best", "-o", "best", "--json")
+    exported = run_hub_briefly(tmp_path, "checkpoint", "export", "--best", "-o", "best", "--json")
     assert json.loads(exported.stdout)["step"] == best
-    assert run_in(tmp_path, "checkpoint", "export", "-o", "last").returncode == 0
+    assert run_hub_briefly(tmp_path, "checkpoint", "export", "-o", "last").returncode == 0
     name = "adapter_model.safetensors"
     weights = [safetensors.load(tmp_path / folder / name) for folder in ("best", "last")]
     assert any(not tensor.equal(weights[1][key]) for key, tensor in weights[0].items())
@@ -73,13 +73,14 @@ def test_a_run_that_learns_its_records_by_heart_stops_and_exports_its_best(tmp_p
     assert "node-a" not in card
     asked = ("w1 w2", "--raw", "--max-tokens", "6", "--json")
     of_run, of_folder = (
-        run_in(tmp_path, "generate", *words, *asked) for words in ((run["run_id"], "--best"), ("best",))
+        run_hub_briefly(tmp_path, "generate", *words, *asked)
+        for words in ((run["run_id"], "--best"), ("best",))
     )
     assert of_run.returncode == 0, of_run.stderr
     assert json.loads(of_run.stdout)["tokens"] == json.loads(of_folder.stdout)["tokens"]
-    folder = run_in(tmp_path, "generate", "best", "--best", *asked)
+    folder = run_hub_briefly(tmp_path, "generate", "best", "--best", *asked)
     assert folder.returncode == 2
     assert "--best names a checkpoint of a run, and best is a folder" in folder.stderr
-    both = run_in(tmp_path, "checkpoint", "export", "--best", "--step", "3")
+    both = run_hub_briefly(tmp_path, "checkpoint", "export", "--best", "--step", "3")
     assert both.returncode == 2
     assert "--best and --step 3 each name a checkpoint" in both.stderr

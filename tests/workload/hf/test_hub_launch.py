@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.commands import run_briefly
+from tests.helpers.commands import run_hub_briefly
 from tests.workload.hf import hub_folders
 
 from skyctl.workload.recipe import microbatch_sizes
@@ -34,7 +34,7 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
     )
     sized = ("--batch-size", str(BATCH), "--microbatches", str(MICROBATCHES), "--strategy", "even")
     training = ("--data", "story.txt", "--learning-rate", str(RATE), "--steps", str(STEPS), "--json")
-    done = run_briefly(tmp_path, "launch", f"hf:{hub.name},context=12", *sized, *training)
+    done = run_hub_briefly(tmp_path, "launch", f"hf:{hub.name},context=12", *sized, *training)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert [r["device"] for r in measured["replicas"]] == ["a/cpu:0", "b/cpu:0"]
@@ -42,7 +42,7 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
     assert [step["loss"] for step in measured["steps"]] == pytest.approx(expected, rel=1e-5)
     assert expected[-1] < expected[0]
     out = tmp_path / "out"
-    exported = run_briefly(tmp_path, "checkpoint", "export", "-o", "out")
+    exported = run_hub_briefly(tmp_path, "checkpoint", "export", "-o", "out")
     assert exported.returncode == 0, exported.stderr
     trained = type(model).from_pretrained(str(out), local_files_only=True)
     assert trained.config.tie_word_embeddings
@@ -54,7 +54,7 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
     larger = ("--batch-size", str(2 * BATCH), *sized[2:], *training)
     expected = reference(trained.train(), hub, tmp_path / "story.txt", 2 * BATCH)
     for source, more in (("out", ("--limit", "a")), (hub.name, ("--init-from", "out"))):
-        again = run_briefly(tmp_path, "launch", f"hf:{source},context=12", *larger, *more)
+        again = run_hub_briefly(tmp_path, "launch", f"hf:{source},context=12", *larger, *more)
         assert again.returncode == 0, again.stderr
         losses = [step["loss"] for step in json.loads(again.stdout)["steps"]]
         assert losses == pytest.approx(expected, rel=1e-5)
@@ -77,11 +77,11 @@ def test_a_tied_gpt2_of_two_nodes_is_exported_as_it_was_validated(tmp_path: Path
     workload = ("launch", f"hf:{hub.name},context=12", "--batch-size", str(BATCH), "--data", "story.txt")
     cut = ("--microbatches", str(MICROBATCHES), "--strategy", "even", "--learning-rate", str(RATE))
     validated = ("--steps", str(STEPS), "--validate-every", str(STEPS), "--validate-batches", "2")
-    done = run_briefly(tmp_path, *workload, *cut, *validated, "--json")
+    done = run_hub_briefly(tmp_path, *workload, *cut, *validated, "--json")
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert [r["device"] for r in measured["replicas"]] == ["a/cpu:0", "b/cpu:0"]
-    exported = run_briefly(tmp_path, "checkpoint", "export", "-o", "out")
+    exported = run_hub_briefly(tmp_path, "checkpoint", "export", "-o", "out")
     assert exported.returncode == 0, exported.stderr
 
     model = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "out"), local_files_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.commands import run_briefly, run_in
+from tests.helpers.commands import run_hub_briefly, run_inside
 from tests.workload.hf import hub_folders
 
 from skyctl.checkpoint.node import safetensors
@@ -37,11 +37,14 @@ CLUSTER = """nodes:
     "kind",
     [
         "llama",
-        *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("qwen2", "qwen3", "mistral-sliding")),
-        "gpt2",
+        *(
+            pytest.param(kind, marks=pytest.mark.matrix)
+            for kind in ("qwen2", "qwen3", "mistral-sliding", "gpt2")
+        ),
     ],
 )
 def test_three_unequal_nodes_train_the_adapters_that_peft_trains(kind: str, tmp_path: Path) -> None:
+    """One kind in CI: ``test_lora.py`` holds each kind's layers against peft without a launch."""
     import transformers
 
     hub = a_folder(tmp_path, kind)
@@ -56,7 +59,7 @@ def test_three_unequal_nodes_train_the_adapters_that_peft_trains(kind: str, tmp_
     assert losses[-1] < losses[0]
 
     for out, more in (("out", ()), ("merged", ("--merge",))):
-        exported = run_in(tmp_path, "checkpoint", "export", "-o", out, *more)
+        exported = run_inside(tmp_path, "checkpoint", "export", "-o", out, *more)
         assert exported.returncode == 0, exported.stderr
     adapters = safetensors.load(tmp_path / "out" / "adapter_model.safetensors")
     expected = peft.get_peft_model_state_dict(model)
@@ -84,12 +87,12 @@ def test_devices_with_all_layers_sum_and_checkpoint_adapters_alone(tmp_path: Pat
     assert sum(layer["gradient_bytes"] for layer in plan["problem"]["layers"]) == 4 * trained
     held = safetensors.read_header(run_folder(run_id) / "weights.safetensors").tensors
     assert all(".lora_" in name for name in held)
-    listed = run_in(tmp_path, "checkpoint", "ls", run_id, "--json")
+    listed = run_inside(tmp_path, "checkpoint", "ls", run_id, "--json")
     (newest, *_) = json.loads(listed.stdout)["steps"]
     assert newest["whole"]
     full = sum(p.numel() for x in loaded.model.layers for p in x.parameters()) * 4
     assert newest["bytes"] < full + 3 * 4 * trained
-    again = run_in(tmp_path, "launch", "--resume", run_id, "--steps", "10", "--json")
+    again = run_hub_briefly(tmp_path, "launch", "--resume", run_id, "--steps", "10", "--json")
     assert again.returncode == 0, again.stderr
     losses, _ = reference(hub, tmp_path / "story.txt")
     found = [step["loss"] for step in json.loads(again.stdout)["steps"]]
@@ -109,7 +112,7 @@ def a_folder(tmp_path: Path, kind: str) -> Path:
 def launch(folder: Path, *words: str) -> Any:
     sized = ("--batch-size", str(BATCH), "--microbatches", str(MICROBATCHES), "--data", "story.txt")
     asked = ("hf:tiny,context=12", "--lora", LORA, *sized, "--learning-rate", str(RATE), *words, "--json")
-    done = run_briefly(folder, "launch", *asked)
+    done = run_hub_briefly(folder, "launch", *asked)
     assert done.returncode == 0, done.stderr
     return done
 
