@@ -107,10 +107,10 @@ def test_of_two_one_goes_on_as_the_launcher_is_their_witness(nodes: Any, losses:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["b", *(pytest.param(n, marks=pytest.mark.matrix) for n in "acd")])
-def test_a_pipeline_without_a_stage_leaves_and_the_other_goes_on(nodes: Any, node: str) -> None:
+def test_a_pipeline_without_a_stage_leaves_and_the_other_goes_on(
+    nodes: Any, losses: list[float], node: str
+) -> None:
     """The first one validates, writes checkpoints and has the weights: the other does all that then."""
-    calm = ("--steps", str(STEPS), "--elastic", "--checkpoint-every", "0", "--json")
-    losses = losses_of(nodes.run_inside("launch", "hybrid.json", "--ignore-changes", *calm, code=0))
     run = launch(nodes, "hybrid", "--ignore-changes").wait_for(13)
     os.kill(run.rank(node), signal.SIGKILL)
     err = run.end().stderr
@@ -163,19 +163,23 @@ def test_fewest_pipelines_without_elastic_are_refused(nodes: Any) -> None:
     assert "add --elastic" in " ".join(done.stderr.split())
 
 
-MORE_STEPS = 400
+MORE_STEPS, JOIN_STEPS = 400, 240
+
+
+def calm_losses(nodes: Any, steps: int) -> list[float]:
+    """Of a longer run that nothing happens to."""
+    calm = ("--steps", str(steps), "--elastic", "--checkpoint-every", "0", "--json")
+    return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
 
 
 @pytest.fixture(scope="module")
 def more_losses(nodes: Any) -> list[float]:
-    """Of a longer run that nothing happens to."""
-    calm = ("--steps", str(MORE_STEPS), "--elastic", "--checkpoint-every", "0", "--json")
-    return losses_of(nodes.run_inside("launch", "four.json", *calm, code=0))
+    return calm_losses(nodes, MORE_STEPS)
 
 
-def launch_long(nodes: Any, plan: str = "three", *words: str) -> Run:
-    steps = ("--steps", str(MORE_STEPS), "--checkpoint-every", "50")
-    run: Run = nodes.launch(f"{plan}.json", *steps, "--elastic", *words)
+def launch_long(nodes: Any, plan: str = "three", *words: str, steps: int = MORE_STEPS) -> Run:
+    length = ("--steps", str(steps), "--checkpoint-every", "50")
+    run: Run = nodes.launch(f"{plan}.json", *length, "--elastic", *words)
     return run
 
 
@@ -189,10 +193,10 @@ def ends_alike(run: Run, losses: list[float]) -> str:
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_enters_the_attempt(nodes: Any, more_losses: list[float]) -> None:
-    run = launch_long(nodes, "three", "--encrypt").wait_for(5)
+def test_a_node_that_joins_enters_the_attempt(nodes: Any) -> None:
+    run = launch_long(nodes, "three", "--encrypt", steps=JOIN_STEPS).wait_for(5)
     nodes.run_inside("join", run.id, "d", code=0)
-    err = ends_alike(run, more_losses)
+    err = ends_alike(run, calm_losses(nodes, JOIN_STEPS))
     assert "node d has joined: it enters at step" in err
     assert re.search(r"entered in step \d+: rank 3 on d/cpu:0 \(node d\); 4 make it now", err), err
     entered = run.state["attempts"][0]["devices"][3:]
