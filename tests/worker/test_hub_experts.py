@@ -20,6 +20,7 @@ from skyctl.checkpoint.node import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.run.expert_spec import expert_setting
 from skyctl.worker.experts.expert_check import check_expert_modules
+from skyctl.workload.costs import count_layer_costs, part_of_experts
 from skyctl.workload.hf.export import export_model
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import Workload
@@ -30,7 +31,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2-moe": {**hub_folders.CONFIGS["qwen2-moe"], "num_experts": 32, "num_experts_per_tok": 1},
     "qwen3-moe": {**hub_folders.CONFIGS["qwen3-moe"], "norm_topk_prob": True},
 }
-
 """With 32 experts, some get no token in a step."""
 
 
@@ -86,6 +86,17 @@ def library_losses(workload: Workload, steps: int) -> tuple[list[float], Any]:
 def pipeline(driver: ModuleType, workload: Workload, cuts: Sequence[int], **options: Any) -> Any:
     more = {"recipe": recipe(STEPS), **options}
     return driver.orders(workload.spec.to_dict(), list(cuts), 4, "1f1b", STEPS, **more)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_work_of_experts_is_that_of_their_matrices(name: str, tmp_path: Path) -> None:
+    workload, config, samples = hub_workload(tmp_path, name), MODELS[name], 2
+    width = config.get("moe_intermediate_size", config["intermediate_size"])
+    pairs = samples * 8 * config.get("num_experts_per_tok", 2)
+    flops = pairs * 3 * 3 * 2 * config["hidden_size"] * width  # three matrices, in three passes
+    costs = count_layer_costs(workload, samples)
+    for layer in holders(name):
+        assert part_of_experts(workload, layer) * costs[layer].flops == pytest.approx(flops)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

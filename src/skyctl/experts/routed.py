@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -79,6 +80,15 @@ class RoutedExperts(nn.Module):
                 hint="leave the step out, or wait for an expert",
             )
         self._alive = None if all(lives) else torch.tensor(lives)
+
+    @contextmanager
+    def without_experts(self) -> Iterator[None]:
+        """Within it each answer is the token itself, so that only what is around the experts computes."""
+        before, self.dispatch = self.dispatch, lambda tokens, counts: (tokens, (True,) * len(counts))
+        try:
+            yield
+        finally:
+            self.dispatch = before
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the dispatch: connections can't be copied."""

@@ -11,6 +11,7 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from skyctl.errors import WorkloadError
-from skyctl.experts.layer import Experts
+from skyctl.experts.routed import RoutedExperts
 from skyctl.workload import mixed_precision, user_code
 from skyctl.workload.deferred_init import DispatchMode
 from skyctl.workload.operation_digest import OperationDigest, backward_kinds, plain_settings
@@ -84,7 +85,7 @@ def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
 
 
 def part_of_experts(workload: Workload, index: int) -> float:
-    """The part of a layer's flops, forward and backward, that its ``Experts`` do in their experts.
+    """The part of a layer's flops, forward and backward, that its experts do.
 
     Raises:
         WorkloadError: the layer can't be run.
@@ -92,14 +93,11 @@ def part_of_experts(workload: Workload, index: int) -> float:
     samples = 2  # the part hardly depends on them
     boundary = workload.shapes.boundaries(samples)[index]
     whole = _CountedRun(workload, index, boundary, samples).flops
-    mixtures = [module for module in workload.shapes.layer(index).modules() if isinstance(module, Experts)]
-    for mixture in mixtures:
-        mixture.dispatch = lambda tokens, counts: (tokens, (True,) * len(counts))
-    try:
+    with ExitStack() as stack:
+        for module in workload.shapes.layer(index).modules():
+            if isinstance(module, RoutedExperts):
+                stack.enter_context(module.without_experts())
         rest = _CountedRun(workload, index, boundary, samples).flops
-    finally:
-        for mixture in mixtures:
-            mixture.dispatch = None
     return 1 - rest / whole if whole else 0.0
 
 
