@@ -286,7 +286,7 @@ SSH_ERROR_MAP: dict[type[BaseException], tuple[type[NodeError], str, str | None]
     socket.gaierror: (
         UnreachableError,
         "its name is unknown ({exc})",
-        "correct `host` in cluster.yaml, or the alias in ~/.ssh/config",
+        "correct `host` in cluster.yaml, or the alias in ~/.ssh/config; for this machine, `transport: local`",
     ),
     ConnectionRefusedError: (
         UnreachableError,
