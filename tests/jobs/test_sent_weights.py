@@ -16,7 +16,8 @@ from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
 from skyctl.workload import held_weights
 from skyctl.workload.held_weights import FindWeights, WantedFile, digest_pieces, possible_places
-from skyctl.workload.stored_weights import ShippedWeights, StoredWeights, WeightNaming
+from skyctl.workload.shipped_weights import ShippedWeights
+from skyctl.workload.stored_weights import StoredWeights, WeightNaming
 
 NAMES = [{"weight": "a"}, {"weight": "b"}]
 

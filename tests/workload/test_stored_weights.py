@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from skyctl.checkpoint.node import safetensors
 from skyctl.errors import WorkloadError
 from skyctl.worker.checkpointer import save_weights
+from skyctl.workload.shipped_weights import write_layer_weights
 from skyctl.workload.starting_weights import find_stored_weights
-from skyctl.workload.stored_weights import weights_digest, write_layer_weights
+from skyctl.workload.weight_files import weights_digest
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 

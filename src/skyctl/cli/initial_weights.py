@@ -46,7 +46,7 @@ def _initial_weights(
     out: Output, path: Path, *, run: str | None = None, step: int | None = None
 ) -> InitialWeights:
     from skyctl.records.run_state import InitialWeights
-    from skyctl.workload.stored_weights import weights_digest
+    from skyctl.workload.weight_files import weights_digest
 
     path = path.resolve()
     initial = InitialWeights(path=str(path), sha256=weights_digest(path), run=run, step=step)

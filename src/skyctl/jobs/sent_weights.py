@@ -52,7 +52,7 @@ def send_weights(
         note: told which nodes over SSH read weights of their own.
 
     Returns:
-        By node, the path there of a file that ``stored_weights.ShippedWeights`` reads.
+        By node, the path there of a file that ``shipped_weights.ShippedWeights`` reads.
     """
     places = {
         node: {f"{i}.{own}": place for i in sorted(held) for own, place in stored.places(i).items()}
@@ -120,7 +120,7 @@ def _push(
     places: Mapping[str, Place | None],
     held: Mapping[Path, HeldFile],
 ) -> str:
-    from skyctl.workload.stored_weights import write_layer_weights, write_weight_list
+    from skyctl.workload.shipped_weights import write_layer_weights, write_weight_list
 
     there: dict[str, tuple[str, str]] = {}
     for name, place in places.items():

@@ -10,7 +10,7 @@ import torch
 from skyctl.checkpoint.node import safetensors
 from skyctl.checkpoint.node.shards import frozen_names
 from skyctl.errors import WorkloadError
-from skyctl.workload import stored_weights
+from skyctl.workload import weight_files
 from skyctl.workload.hf import hub_folder
 from skyctl.workload.hf.adapter_folder import ADAPTER_CONFIG
 from skyctl.workload.hf.export import (
@@ -61,7 +61,7 @@ def export_adapters(
     hub_model = model.hub
     assert hub_model is not None
     assert hub_model.adapters is not None
-    kept = out / stored_weights.WEIGHT_FILE_NAMES[0]
+    kept = out / weight_files.WEIGHT_FILE_NAMES[0]
     if any((out / name).exists() for name in (kept.name, hub_folder.CONFIG_NAME, ADAPTER_CONFIG)):
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
     with as_one_file(weights, out) as file:

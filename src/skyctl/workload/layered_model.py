@@ -36,13 +36,8 @@ from skyctl.workload.plain_modules import (
 )
 from skyctl.workload.script_functions import bind_functions, locate_function
 from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
-from skyctl.workload.stored_weights import (
-    LayerValues,
-    ShippedWeights,
-    StoredWeights,
-    WeightNaming,
-    match_weights,
-)
+from skyctl.workload.shipped_weights import ShippedWeights
+from skyctl.workload.stored_weights import LayerValues, StoredWeights, WeightNaming, match_weights
 from skyctl.workload.workload_spec import ModelSource
 
 if TYPE_CHECKING:

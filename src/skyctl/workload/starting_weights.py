@@ -26,7 +26,7 @@ def with_frozen_digest(spec: WorkloadSpec) -> WorkloadSpec:
     source = resolve_source(spec)
     if spec.lora is None or source.path is None:
         return spec
-    from skyctl.workload.stored_weights import weight_files, weights_digest
+    from skyctl.workload.weight_files import weight_files, weights_digest
 
     there = weight_files(source.path) is not None
     return replace(spec, frozen_sha256=weights_digest(source.path) if there else NO_WEIGHTS)
@@ -34,7 +34,7 @@ def with_frozen_digest(spec: WorkloadSpec) -> WorkloadSpec:
 
 def with_adapters(spec: WorkloadSpec, adapters: AdapterFolder) -> WorkloadSpec:
     """The spec of a base model with adapters in it, from their folder."""
-    from skyctl.workload.stored_weights import weights_digest
+    from skyctl.workload.weight_files import weights_digest
 
     digest = weights_digest(adapters.weights)
     return replace(spec, lora=adapters.lora, init_from=str(adapters.weights), init_sha256=digest)
@@ -64,7 +64,7 @@ def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
         return None
     check_frozen_weights(spec)
     from skyctl.workload.layered_model import make_model
-    from skyctl.workload.stored_weights import weights_digest
+    from skyctl.workload.weight_files import weights_digest
     from skyctl.workload.workload import load_workload
 
     if spec.init_from is None:

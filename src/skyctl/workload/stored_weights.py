@@ -8,80 +8,38 @@ saved by torch, or such a folder.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from skyctl.agent.node_cache import file_digest
-from skyctl.checkpoint.node import safetensors
-from skyctl.errors import RecordError, WorkloadError
+from skyctl.errors import WorkloadError
 from skyctl.workload.shared_parameters import SharedParameter
+from skyctl.workload.weight_files import (
+    PICKLED,
+    ReadTensors,
+    TensorKind,
+    kinds_of,
+    load_tensors,
+    shown_names,
+    tensor_kinds,
+    weight_files,
+)
 
-WEIGHT_FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
-PICKLED = (".bin", ".pt", ".pth")
-"""How the names of files end that ``torch.save`` has written."""
-SHOWN_NAMES = 5
-"""Of the tensors that do not fit so many of each kind are named."""
 _OLD_SUFFIXES = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DistributedDataParallel and ``torch.compile`` put before the names of a model they wrap."""
 
 
-def weight_files(folder: Path) -> dict[str, Path] | None:
-    """By the tensor's name, the file that holds it; None where the folder has no weights.
-
-    Raises:
-        WorkloadError: an index or a file can't be read.
-    """
-    for single in WEIGHT_FILE_NAMES:
-        index = folder / f"{single}.index.json"
-        if (folder / single).is_file():
-            return dict.fromkeys(_tensor_kinds(folder / single), folder / single)
-        if index.is_file():
-            try:
-                named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                return {str(name): folder / str(file) for name, file in named.items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-                raise WorkloadError(f"{index} is no index of weights: {exc}") from exc
-    return None
-
-
-def weight_names(path: Path) -> set[str]:
-    """The names of all tensors in a file, or in the weight files of a folder.
-
-    Raises:
-        WorkloadError: a file can't be read.
-    """
-    return set(weight_files(path) or {}) if path.is_dir() else set(_tensor_kinds(path, strict=True))
-
-
-def weights_digest(path: Path) -> str:
-    """The SHA-256 of a file of weights; of a folder that of its weight files' digests and names.
-
-    Raises:
-        WorkloadError: a file can't be read, or the folder has no weights.
-    """
-    try:
-        if not path.is_dir():
-            return file_digest(path)
-        files = sorted(set((weight_files(path) or {}).values()))
-        lines = [f"{file_digest(file)} {file.name}\n" for file in files]
-    except OSError as exc:
-        raise WorkloadError(f"the weights {path} can't be read: {exc.strerror or exc}") from exc
-    if not lines:
-        raise WorkloadError(f"{path} holds neither {' nor '.join(WEIGHT_FILE_NAMES)}")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 MergePieces = Callable[[str, Mapping[str, Tensor]], Tensor]
 """A tensor's name, and the values of its pieces by name → its values."""
+
+
+LayerValues = Callable[[int], Mapping[str, Tensor]]
+"""A layer's index → its stored values by own name."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +106,7 @@ class StoredWeights:
         They are read as they are asked for, each time: WorkloadError where a file can't be read.
         """
         sources = self._sources(index)
-        return _ReadTensors({own: partial(weights._read, name) for own, (weights, name) in sources.items()})
+        return ReadTensors({own: partial(weights._read, name) for own, (weights, name) in sources.items()})
 
     def places(self, index: int) -> dict[str, tuple[Path, str] | None]:
         """By own name of one layer's tensors, the safetensors file that holds it and its name there.
@@ -172,7 +130,7 @@ class StoredWeights:
             by_file.setdefault(self._files[held], []).append(held)
         read: dict[str, Tensor] = {}
         for path, names in by_file.items():
-            read |= _load_tensors(path, names)
+            read |= load_tensors(path, names)
         return read[name] if name in read or self._naming.merge is None else self._naming.merge(name, read)
 
     def over(self, others: StoredWeights) -> StoredWeights:
@@ -227,7 +185,7 @@ def _check_hub_shapes(
     wanted: Sequence[Mapping[str, str]],
     shapes: Sequence[Mapping[str, Sequence[int]]],
 ) -> None:
-    kinds = _kinds_of(files)
+    kinds = kinds_of(files)
     for names, right in zip(wanted, shapes, strict=True):
         for own, name in names.items():
             for held in naming.held_as(name, files):
@@ -255,10 +213,10 @@ def match_weights(
     Raises:
         WorkloadError: names what is missing, what is left over, and what is of another shape or kind.
     """
-    files = weight_files(path) if path.is_dir() else dict.fromkeys(_tensor_kinds(path, strict=True), path)
+    files = weight_files(path) if path.is_dir() else dict.fromkeys(tensor_kinds(path, strict=True), path)
     if not files:
         raise WorkloadError(f"{path} holds no weights")
-    kinds = _kinds_of(files)
+    kinds = kinds_of(files)
     matches = [(naming, *_matched(naming, files, layers)) for naming in namings]
     naming, wanted, missing = min(matches, key=lambda match: len(match[2]))
     held = {n for names in wanted for name in names.values() for n in naming.held_as(name, files)}
@@ -301,7 +259,7 @@ class _Faults:
     shapes: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
 
-    def compare(self, name: str, have: _TensorKind | None, shape: Sequence[int], dtype: torch.dtype) -> None:
+    def compare(self, name: str, have: TensorKind | None, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Notes how one tensor of the files differs from the model's, which has that shape and dtype."""
         if have is None:
             self.missing.append(name)  # an index names it, and its file lacks it
@@ -319,7 +277,7 @@ class _Faults:
             ("of another shape:", self.shapes),
             ("of another type:", self.kinds),
         )
-        return [f"{word} {_shown(names)}" for word, names in parts if names]
+        return [f"{word} {shown_names(names)}" for word, names in parts if names]
 
     def hint(self, path: Path) -> str:
         """What to do about it."""
@@ -335,11 +293,6 @@ class _Faults:
         return "the weights must be of this very model: give the sizes that it was trained with"
 
 
-def _shown(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN_NAMES
-    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
 def _number_kind(dtype: torch.dtype) -> str:
     """What values of a dtype are: those of the same kind can be converted into each other."""
     if dtype.is_complex:
@@ -347,175 +300,3 @@ def _number_kind(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return "float"
     return "bool" if dtype == torch.bool else "integer"
-
-
-class _ReadTensors(Mapping[str, Tensor]):
-    """Tensors by name that are read when they are asked for: whoever takes one holds that one alone."""
-
-    def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
-        self._readers = readers
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._readers[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readers)
-
-    def __len__(self) -> int:
-        return len(self._readers)
-
-
-class ShippedWeights:
-    """The weights that a node was sent: a safetensors file keyed ``<layer>.<own name>``, or a list of places.
-
-    Args:
-        path: the file, or the list (``write_weight_list``).
-
-    Raises:
-        RecordError: the file is damaged.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._modified_ns: dict[str, int] = {}
-        with path.open("rb") as file:
-            listed = file.read(len(WEIGHT_LIST_MAGIC)) == WEIGHT_LIST_MAGIC
-        if listed:
-            told = json.loads(path.read_bytes())
-            self._places = {name: (Path(held), own) for name, (held, own) in told["tensors"].items()}
-            self._modified_ns = told["modified_ns"]
-        else:
-            self._places = {name: (path, name) for name in safetensors.read_header(path).tensors}
-
-    def layer(self, index: int) -> Mapping[str, Tensor]:
-        """One layer's values by own name, on the CPU, read as they are asked for; those that are there.
-
-        WorkloadError where a file of the node's own has changed since the launcher compared it.
-        """
-        start = f"{index}."
-        names = [name for name in self._places if name.startswith(start)]
-        return _ReadTensors({name.removeprefix(start): partial(self._read, name) for name in names})
-
-    def _read(self, name: str) -> Tensor:
-        path, own = self._places[name]
-        wanted = self._modified_ns.get(str(path))
-        if wanted is not None and (not path.is_file() or path.stat().st_mtime_ns != wanted):
-            raise WorkloadError(
-                f"{path} has changed since it was compared with the launcher's weights",
-                hint="leave a model's files as they are while a run begins; launch it again",
-            )
-        return safetensors.load(path, [own])[own]
-
-
-WEIGHT_LIST_MAGIC = b'{"kind": "skyctl weights in place 1"'
-"""So begins what a node is sent in the place of weights that it has."""
-
-
-def write_weight_list(tensors: Mapping[str, tuple[str, str]], modified_ns: Mapping[str, int]) -> bytes:
-    """The list of places that ``ShippedWeights`` reads.
-
-    Args:
-        tensors: by ``<layer>.<own name>``, the safetensors file on the node and the tensor's name there.
-        modified_ns: by file that was not sent, when it was changed last.
-    """
-    rest = json.dumps({"tensors": tensors, "modified_ns": modified_ns})
-    return WEIGHT_LIST_MAGIC + b", " + rest[1:].encode()
-
-
-LayerValues = Callable[[int], Mapping[str, Tensor]]
-"""A layer's index → its stored values by own name."""
-
-
-def write_layer_weights(
-    stored: StoredWeights, layers: Sequence[int], path: Path, *, without: Collection[str] = ()
-) -> None:
-    """Writes the file that ``ShippedWeights`` reads, for those layers; ``without`` names what is left out.
-
-    What a safetensors file holds is copied in chunks; of the rest one tensor is in memory at a time.
-
-    Raises:
-        SkyctlError: a weights file can't be read, or the disk is full.
-    """
-    sources: dict[str, tuple[Path, str]] = {}
-    pieces: list[Path] = []
-    try:
-        for index in layers:
-            values = stored.layer(index)
-            for own, place in stored.places(index).items():
-                name = f"{index}.{own}"
-                if name in without:
-                    continue
-                if place is None:
-                    pieces.append(path.with_name(f"{path.name}.{name}"))
-                    safetensors.save(pieces[-1], {name: values[own]})
-                sources[name] = place or (pieces[-1], name)
-        safetensors.gather(sources, path)
-    finally:
-        for piece in pieces:
-            piece.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class _TensorKind:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _kinds_of(files: Mapping[str, Path]) -> dict[str, _TensorKind]:
-    """By name, shape and dtype of every tensor in those files."""
-    by_name: dict[str, _TensorKind] = {}
-    for path in sorted(set(files.values())):
-        kinds = _tensor_kinds(path)
-        by_name |= {name: kind for name, kind in kinds.items() if files.get(name) == path}
-    return by_name
-
-
-def _tensor_kinds(path: Path, *, strict: bool = False) -> dict[str, _TensorKind]:
-    if path.suffix in PICKLED:
-        held = _load_pickled(path, strict=strict)
-        return {name: _TensorKind(tuple(t.shape), t.dtype) for name, t in held.items()}
-    try:
-        header = safetensors.read_header(path)
-    except RecordError as exc:
-        raise WorkloadError(exc.message, hint=exc.hint) from exc
-    return {
-        name: _TensorKind(entry.shape, safetensors.DTYPES[entry.dtype])
-        for name, entry in header.tensors.items()
-    }
-
-
-def _load_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    names = list(dict.fromkeys(names))
-    if path.suffix in PICKLED:
-        held = _load_pickled(path)
-        return {name: held[name].detach().clone() for name in names}
-    try:
-        return safetensors.load(path, names)
-    except RecordError as exc:
-        raise WorkloadError(exc.message, hint=exc.hint) from exc
-
-
-def _load_pickled(path: Path, *, strict: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file that torch has saved, memory-mapped; nothing but plain values is unpickled.
-
-    Args:
-        strict: refuse a file that holds anything beside tensors by name.
-    """
-    try:
-        held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as exc:
-        raise WorkloadError(f"{path} can't be read as weights: {type(exc).__name__}: {exc}") from exc
-    if not isinstance(held, dict):
-        raise WorkloadError(f"{path} holds a {type(held).__name__}, not weights by name")
-    others = {
-        str(name): type(value).__name__ for name, value in held.items() if not isinstance(value, Tensor)
-    }
-    if strict and others:
-        inner = next((name for name, kind in others.items() if kind in ("dict", "OrderedDict")), None)
-        named = _shown([f"{name} ({kind})" for name, kind in others.items()])
-        raise WorkloadError(
-            f"{path} is no plain state dict: it holds {named}",
-            hint="save the state dict alone: torch.save("
-            + (f"checkpoint[{inner!r}]" if inner is not None else "model.state_dict()")
-            + ", 'weights.pt')",
-        )
-    return {str(name): tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}

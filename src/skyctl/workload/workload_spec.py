@@ -85,7 +85,7 @@ class WorkloadSpec:
             fills them in; a node then needs neither ``data()`` nor a run on fake tensors. None: find out.
         weights: on a node, the file with the stored values of its layers; None: all start at random.
         init_from: on the launcher, the file or folder with the weights to start from (``--init-from``).
-        init_sha256: the digest of those weights, on nodes too (``stored_weights.weights_digest``).
+        init_sha256: the digest of those weights, on nodes too (``weight_files.weights_digest``).
         lora: the adapters that alone are trained, by the names of ``peft.LoraConfig``; None: the model is.
         frozen_sha256: of a run with adapters, the digest of the folder's weights, which its checkpoints lack
             (``starting_weights``); None: they may be any.

@@ -21,8 +21,8 @@ from skyctl.workload.datasets.checked_options import RecordChoices
 from skyctl.workload.hf.lora_options import LORA_DEFAULTS, format_lora, parse_lora
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.shipped_files import digest_workload
+from skyctl.workload.shipped_weights import write_layer_weights
 from skyctl.workload.starting_weights import find_stored_weights, with_frozen_digest
-from skyctl.workload.stored_weights import write_layer_weights
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from skyctl.checkpoint.node import safetensors
 from skyctl.checkpoint.node import weights_export as checkpoint
 from skyctl.errors import SkyctlError, WorkloadError
-from skyctl.workload import stored_weights
+from skyctl.workload import weight_files
 from skyctl.workload.hf import hub_folder
 from skyctl.workload.hf.hub_model import HubModel, make_hub_model
 from skyctl.workload.hf.weight_conversion import WeightConversion
@@ -44,7 +44,7 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
     folder, options = hub_folder.parse_hub_source(workload)
     folder = hub_folder.check_folder(workload, folder)
     hub_model = make_hub_model(folder, options, 0, count=None, own_weights=False)
-    kept = out / stored_weights.WEIGHT_FILE_NAMES[0]
+    kept = out / weight_files.WEIGHT_FILE_NAMES[0]
     if kept.exists() or (out / hub_folder.CONFIG_NAME).exists():
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
     with as_one_file(weights, out) as file:

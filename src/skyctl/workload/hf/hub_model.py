@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin, stored_weights
+from skyctl.workload import builtin, stored_weights, weight_files
 from skyctl.workload.deferred_init import (
     OperationTape,
     TapedOperation,
@@ -89,7 +89,7 @@ class HubModel:
         """
         assert self.adapters is not None
         own_name = self.adapters.own_name
-        files = stored_weights.weight_names(path)
+        files = weight_files.weight_names(path)
         if any(".lora_" in name for name in files):
             known = self.adapters.file_names()
             theirs = [{own: known.get(name, name) for own, name in names.items()} for names in self.names]
@@ -158,7 +158,7 @@ def make_hub_model(
     kept = None
     if count is None:
         token_data.check_vocabulary(settings, folder)
-        if own_weights and stored_weights.weight_files(folder) is not None:
+        if own_weights and weight_files.weight_files(folder) is not None:
             shapes = [{n: tuple(t.shape) for n, t in layer.state_dict().items()} for _, layer in layers]
             kept = stored_weights.match_hub_weights(folder, naming, shapes)
             if kept.fresh:
