@@ -24,10 +24,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from tests.helpers.warm_python import NAME, close_warm_python
 
 from skyctl.device.dtype_support import FILE_NAME, ISA_VARIABLE, TRIED_DTYPES, find_dtype_support
-
-from .helpers.warm_python import NAME, close_warm_python
 
 TAG = "SKYCTL_TEST_TAG"
 PATIENCE_S = 5.0

@@ -40,6 +40,12 @@ def test_kept():
 """
 
 
+@pytest.fixture(autouse=True)
+def _helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``conftest.py`` imports is found from where its copy is."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
 def test_leaks_are_named_and_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(__file__).with_name("conftest.py").read_text()
     pytester.makeconftest(source.replace("PATIENCE_S = 5.0", "PATIENCE_S = 0.3"))
