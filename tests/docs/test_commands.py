@@ -55,9 +55,9 @@ def test_the_parser_refuses_what_is_wrong(words: tuple[str, ...]) -> None:
 def test_commands_in_the_text_have_no_options_that_are_not_there() -> None:
     wrong = []
     for command in inline():
-        # What follows a placeholder or a choice is not a command line any more.
+        # What follows a placeholder, a choice or -- is not skyctl's command line any more.
         words = [word.rstrip(",.;:") for word in command.words[1:]]
-        plain = next((i for i, w in enumerate(words) if re.search(r"[|…\[\]]", w)), len(words))
+        plain = next((i for i, w in enumerate(words) if w == "--" or re.search(r"[|…\[\]]", w)), len(words))
         if not words or words[0] == "COMMAND":
             continue
         try:

@@ -232,9 +232,10 @@ class OrderMaker:
 
         The plan is returned with the prediction of a step with these hosts.
         """
-        setting, callbacks = self._options.experts, self._run.callbacks
+        setting = self._options.experts
         if setting is None:
             return plan, None
+        callbacks = self._run.callbacks
         callbacks.phase("placing experts")
         places = place_hosts(plan, setting, self._run.sessions)
         if places is None:
