@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.costs import count_layer_costs
+from skyctl.workload.hf.experts import experts_forward
 from skyctl.workload.shipped_files import files_to_ship, shipped_path
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import parse_source
@@ -220,3 +222,19 @@ def test_a_node_is_sent_the_config_alone(tmp_path: Path) -> None:
         ):
             for key, weight in ours.state_dict().items():
                 assert torch.equal(weight, theirs.state_dict()[key])
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"has_bias": True}, "has_bias"),
+        ({"is_transposed": True}, "is_transposed"),
+        ({"has_post_expert_norm": True}, "has_post_expert_norm"),
+        ({"has_gate": False}, "no gate"),
+    ],
+)
+def test_experts_that_compute_more_than_ours_are_refused(more: dict[str, bool], named: str) -> None:
+    weights = {"gate_up_proj": torch.ones(2, 8, 4), "down_proj": torch.ones(2, 4, 4)}
+    experts = SimpleNamespace(num_experts=2, _apply_gate=lambda up: up[..., :4], **weights, **more)
+    with pytest.raises(NotImplementedError, match=named):
+        experts_forward(experts, torch.ones(3, 4), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
