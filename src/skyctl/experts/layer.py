@@ -82,8 +82,8 @@ class Experts(RoutedExperts):
         """The experts' parameters, as far as they are trained."""
         return [parameter for parameter in self.experts.parameters() if parameter.requires_grad]
 
-    def expert(self, number: int, *, alone: bool = False) -> nn.Module:  # noqa: ARG002 - each is in any case
-        """An expert."""
+    def expert(self, number: int, *, alone: bool = False) -> nn.Module:  # noqa: ARG002 - as the base has it
+        """The expert of that number; its memory is its own in any case."""
         return self.experts[number]
 
     @property

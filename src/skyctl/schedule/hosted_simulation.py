@@ -67,7 +67,7 @@ def play_hosted(
 
 
 class _Stage:
-    """A stage under way."""
+    """A stage while it is played: its next action, and what has arrived there."""
 
     def __init__(self, times: HostedStage, order: Sequence[tuple[str, int]], *, is_first: bool) -> None:
         self.times, self.order = times, order

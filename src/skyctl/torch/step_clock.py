@@ -105,7 +105,7 @@ class StepTurn(Protocol):
         """The backward waits for others from now on, where there are any."""
 
     def on_backward_over(self) -> None:
-        """It does no longer."""
+        """The backward waits for others no longer."""
 
     def outside(self) -> AbstractContextManager[None]:
         """Around a wait of the calling thread."""
@@ -115,10 +115,10 @@ class _NoTurn:
     """The device is nobody else's."""
 
     def on_backward_computed(self) -> None:
-        """There is none to give back."""
+        """Does nothing: there is no turn to give back."""
 
     def on_backward_over(self) -> None:
-        """There is none to take."""
+        """Does nothing: there is no turn to take."""
 
     def outside(self) -> AbstractContextManager[None]:
         return nullcontext()
