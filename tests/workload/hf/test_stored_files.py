@@ -18,7 +18,7 @@ from skyctl.errors import InfeasibleError, WorkloadError
 from skyctl.planner.api import plan
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, Problem
-from skyctl.workload import stored_weights
+from skyctl.workload import shipped_weights
 from skyctl.workload.costs import count_layer_costs
 from skyctl.workload.hf import export, token_data
 from skyctl.workload.mixed_precision import master_of
@@ -148,7 +148,7 @@ def test_weights_are_read_by_layer(kind: str, tmp_path: Path) -> None:
     part = tmp_path / "part"
     kept = find_stored_weights(workload.spec)
     assert kept is not None
-    stored_weights.write_layer_weights(kept, [1, 2, 5], part)
+    shipped_weights.write_layer_weights(kept, [1, 2, 5], part)
     assert {name.split(".")[0] for name in safetensors.read_header(part).tensors} == {"1", "2", "5"}
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("part")) == ["part"]
     node = load_workload(type(workload.spec).from_dict({**workload.spec.to_dict(), "weights": str(part)}))
@@ -261,7 +261,7 @@ def test_a_stage_reads_its_own_tensors_one_at_a_time(tmp_path: Path, monkeypatch
     kept = find_stored_weights(workload.spec)
     assert kept is not None
     monkeypatch.setattr(safetensors, "load", counting)
-    stored_weights.write_layer_weights(kept, [1, 2], part)
+    shipped_weights.write_layer_weights(kept, [1, 2], part)
     assert not read
     node = load_workload(type(workload.spec).from_dict({**workload.spec.to_dict(), "weights": str(part)}))
     (layer,) = node.build(2, 3)
