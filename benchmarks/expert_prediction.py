@@ -20,7 +20,7 @@ from runs.labs import Bench, local_nodes
 SLOWDOWNS = {"t1": 1, "t2": 1, "h1": 8, "h2": 16, "h3": 16, "h4": 32, "h5": 32, "h6": 32}
 BATCH, MICROBATCHES, STEPS = 16, 4, 12
 ALONE = ("--assign", "t1=0:4")
-TWO_STAGES = ("--assign", "t1=0:2,t2=2:4")
+TWO_STAGES = ("--schedule", "1f1b", "--assign", "t1=0:2,t2=2:4")
 SIDE_BY_SIDE = ("--parallel", "data", "--assign", "t1=2,t2=2")
 CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "one stage, 2 hosts": (ALONE, "h1,h2"),

@@ -189,7 +189,7 @@ def check_expert_plan(plan: Plan, setting: ExpertSetting) -> None:
             "activations that are computed again (recompute)": any(
                 stage.recompute for stage in plan.placed_stages
             ),
-            f"--schedule {ZERO_BUBBLE}": plan.problem.schedule == ZERO_BUBBLE,
+            f"--schedule {ZERO_BUBBLE} (plan with --schedule 1f1b)": plan.problem.schedule == ZERO_BUBBLE,
             "updates that are late, stale or made in rounds": not rhythm.is_synchronous,
             "data of several owners": plan.problem.owners is not None,
         }
