@@ -40,7 +40,7 @@ class HostedPass:
 
 @dataclass(frozen=True)
 class HostedStage:
-    """Both passes of a stage."""
+    """What a stage computes, and asks of hosts, in its forward and in its backward of a microbatch."""
 
     forward: HostedPass
     backward: HostedPass
