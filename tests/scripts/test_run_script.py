@@ -216,7 +216,7 @@ def test_detached_it_is_listed_attached_to_and_ends(here: Skyctl) -> None:
     assert left == {"run_id": run_id(here), "detached": True}
     (listed,) = json.loads(here.run("ps", "--json").stdout)["runs"]
     assert (listed["status"], listed["steps"], listed["workload"]) == ("running", None, "ticks.py")
-    assert here.run("logs", "-n", "1", "--rank", "1").stdout.startswith("tick ")
+    until(lambda: here.run("logs", "-n", "1", "--rank", "1").stdout.startswith("tick "))
     child = here.start("attach")
     until(lambda: "[2 c] tick " in child.out, lambda: child.text)
     enough.touch()
