@@ -3,7 +3,8 @@
 One or two stages, two pipelines side by side, two to six hosts of unequal speed. All nodes are processes of
 this machine. Hosts take 8 to 32 times as long for each computation, so that they rest most of the time. One
 probe gives all figures, so the machine has to be as busy then as later. ``error``: predicted ÷ measured − 1,
-of the median step.
+of the median step, predicted with the loads that the gate brought about. ``even_error``: of the prediction
+made before the start, for even loads.
 Run: ``python benchmarks/expert_prediction.py``.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -82,12 +84,15 @@ def cases(bench: Bench, names: list[str]) -> Iterator[dict[str, Any]]:
         plan = bench.folder / "plan.json"
         bench.skyctl("plan", path, *sizes, *words, "-o", plan)
         run = bench.skyctl("launch", plan, "--steps", STEPS, "--expert-hosts", hosts)
-        measured, predicted = run["iteration_s"]["median"], run["predicted_iteration_s"]
+        measured, before = run["iteration_s"]["median"], run["predicted_iteration_s"]
+        record = Path(bench.env["SKYCTL_HOME"], "runs", run["run_id"], "experts.json")
+        predicted = json.loads(record.read_text())["predicted_iteration_s"]
         yield {
             "case": name,
             "predicted_s": round(predicted, 4),
             "measured_s": round(measured, 4),
             "error": round(predicted / measured - 1, 4),
+            "even_error": round(before / measured - 1, 4),
         }
 
 

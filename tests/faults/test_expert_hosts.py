@@ -59,9 +59,12 @@ def test_losses_are_those_without_hosts_and_it_is_told_who_computed_what(
     assert "; a step is predicted to take " in err, err
     assert "without any answer: 0; calls failed: 0; steps with experts masked: 0; experts that moved: " in err
     assert run.state["attempts"][0]["expert_hosts"] == ["b/cpu:0", "c/cpu:0"]
-    told = json.loads((run.folder / "experts.json").read_text())["ranks"]
+    record = json.loads((run.folder / "experts.json").read_text())
+    told = record["ranks"]
+    assert record["predicted_iteration_s"] > 0
     assert [[*told[rank]["tokens"]] for rank in "01"] == [["1"], ["2"]]
-    assert sum(sum(rank["hosts"].values()) for rank in told.values()) == STEPS * 8 * 2 * 2
+    sent = [by_layer for rank in told.values() for by_layer in rank["hosts"].values()]
+    assert sum(sum(by_layer.values()) for by_layer in sent) == STEPS * 8 * 2 * 2
     more = nodes.run("launch", "--resume", run.id, "--steps", "3", "--json", code=0)
     assert "an even placement takes" in more.stderr
     assert left_of_state(nodes.state) == []

@@ -14,7 +14,7 @@ from skyctl.experts.step_record import ExpertMove, StepRecord
 from skyctl.records.pipeline import Pipeline, PlacedStage
 from skyctl.records.plan import Certificate, Plan, Prediction, ReplicaPrediction
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
-from skyctl.run.expert_figures import describe_figures, figures_record, read_figures
+from skyctl.run.expert_figures import describe_figures, figures_record, host_loads, read_figures
 from skyctl.run.expert_spec import (
     ExpertLayer,
     ExpertSetting,
@@ -154,7 +154,7 @@ def seen() -> dict[str, Any]:
     record.moves.append(ExpertMove(2, 1, 1, 1, 0))
     values = {
         "tokens": {"1": [5, 7]},
-        "hosts": {B: 5, C: 7},
+        "hosts": {B: {"1": 5}, C: {"1": 7}},
         "dropped": 1,
         "lost": {C: {"step": 2, "why": "it is gone"}},
         "record": record.to_dict(),
@@ -170,7 +170,9 @@ def test_figures_are_read_told_and_written_down() -> None:
         f"experts: tokens 5 to {B}, 7 to {C}; without any answer: 1; calls failed: 2; steps with experts "
         "masked: 1; experts that moved: 1"
     )
+    assert "; predicted step with these loads: 2.00 s" in describe_figures({0: read}, 2.0)
     assert json.loads(json.dumps(figures_record({0: read})))["ranks"]["0"] == seen()
+    assert host_loads({0: read, 1: read}, (C, B)) == {1: (7 / 12, 5 / 12)}
     assert read_figures(None, None, 3) is None
 
 
@@ -190,7 +192,8 @@ def _set(*path: str, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("tokens", to={"1": [5]}),
         _set("tokens", to={"2": [5, 7]}),
         _set("tokens", to={"1": [5, -7]}),
-        _set("hosts", to={"d/cpu:0": 1}),
+        _set("hosts", to={"d/cpu:0": {"1": 1}}),
+        _set("hosts", to={B: {"2": 5}}),
         _set("dropped", to="1"),
         _set("lost", to={C: {"step": 2}}),
         _set("record", to=[]),

@@ -25,6 +25,8 @@ def test_the_slowest_host_takes_the_place_of_the_experts() -> None:
     assert found.iteration_s == pytest.approx(4 * 2 * (1 + 2 / 3))
     assert found.replicas[0].compute_s == pytest.approx(found.iteration_s)
     assert found.interval is None
+    uneven = predict_hosted(make_plan(), SETTING, places, {1: (0.9, 0.1)})
+    assert uneven.iteration_s == pytest.approx(4 * 2 * (1 + 0.9))
 
 
 def test_the_gate_stays_lines_take_their_time_and_exchanges_cost_both_ends() -> None:

@@ -12,7 +12,9 @@ from skyctl.records.measurement import Measurement
 from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.attempt_orders import AttemptOrders
 from skyctl.run.attempt_state import AttemptState
-from skyctl.run.expert_figures import ExpertFigures, read_figures
+from skyctl.run.expert_figures import ExpertFigures, host_loads, read_figures
+from skyctl.run.expert_spec import ExpertSetting
+from skyctl.run.expert_step import predict_hosted
 from skyctl.run.live_run import LiveRun
 from skyctl.run.plan_update import observed_slowdowns
 from skyctl.run.rank_spec import holding_specs
@@ -67,6 +69,14 @@ class AttemptResults:
             if seen is not None:
                 found[rank] = seen
         return found
+
+    def hosted_step_s(self, setting: ExpertSetting | None) -> float | None:
+        """The predicted step with what the hosts were sent; None: where experts were is not known here."""
+        hosted = self._orders.experts
+        if setting is None or hosted is None or not hosted.places.holders:
+            return None
+        loads = host_loads(self.experts(), hosted.places.devices)
+        return predict_hosted(self._orders.plan, setting, hosted.places, loads).iteration_s
 
     def with_trace(self, done: Measurement) -> Measurement:
         """Fetches and writes the attempt's trace; the measurement with its path (None: that did not work)."""

@@ -7,7 +7,7 @@ experts; its backward likewise. A host computes its share of the layer's experts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skyctl.planner.candidate import AS_MEASURED
@@ -23,17 +23,25 @@ from skyctl.schedule.hosted_simulation import HostAsk, HostedPass, HostedStage, 
 from skyctl.schedule.simulation_input import SimulationInput
 
 
-def predict_hosted(plan: Plan, setting: ExpertSetting, hosting: ExpertHosting) -> Prediction:
+def predict_hosted(
+    plan: Plan,
+    setting: ExpertSetting,
+    hosting: ExpertHosting,
+    loads: Mapping[int, Sequence[float]] | None = None,
+) -> Prediction:
     """What a step takes, what each of the plan's devices computes, and how long it waits, in seconds.
 
     Hosts count as computing, and waiting for them as the stage's. A device that holds layers and experts is
     taken for two.
+
+    Args:
+        loads: by layer, the part of its tokens that each host gets; others, and None: as many to each expert.
     """
     plan = plan.model_copy(update={"problem": _summed_without_experts(plan.problem, setting)})
     costs = StepCosts(plan.problem)
     candidate = read_candidate(costs, plan)
     simulated = [costs.simulated(pipeline) for pipeline in candidate.pipelines]
-    view = _Hosts(plan.problem, {layer.layer: layer for layer in setting.layers}, hosting)
+    view = _Hosts(plan.problem, {layer.layer: layer for layer in setting.layers}, hosting, loads or {})
     stages = [
         [view.stage(simulation, s, stage) for s, stage in enumerate(pipeline.stages)]
         for simulation, pipeline in zip(simulated, plan.pipelines, strict=True)
@@ -65,6 +73,7 @@ class _Hosts:
     problem: Problem
     layers: Mapping[int, ExpertLayer]
     hosting: ExpertHosting
+    loads: Mapping[int, Sequence[float]]
 
     def stage(self, simulation: SimulationInput, place: int, stage: PlacedStage) -> HostedStage:
         """A stage's passes; what is not its layers' comes first in each."""
@@ -103,11 +112,12 @@ class _Hosts:
 
     def _asks(self, trunk: str, layer: ExpertLayer, *, backward: bool) -> tuple[HostAsk, ...]:
         asks = []
-        for place, device in enumerate(self.hosting.devices):
-            count = self.hosting.holders[layer.layer].count(place)
-            if not count:
+        held = [self.hosting.holders[layer.layer].count(place) for place in range(len(self.hosting.devices))]
+        even = [count / layer.experts for count in held]
+        shares = self.loads.get(layer.layer, even)
+        for device, (place, share) in zip(self.hosting.devices, enumerate(shares), strict=True):
+            if not share:
                 continue
-            share = count / layer.experts
             whole_s = layer_seconds(self.problem, device, layer.layer)[backward] * layer.work
             nbytes = share * layer.top_k * self.problem.layers[layer.layer].output_bytes
             way_s = self._way_s(trunk, device, nbytes) + self._way_s(device, trunk, nbytes)

@@ -233,8 +233,10 @@ class PlanRunner:
         done = attempt.results.of_all_attempts(self._history, weights=options.weights)
         write_atomic(journal.paths.measurement, done.to_json())
         if experts := attempt.results.experts():
-            write_atomic(journal.paths.experts, json.dumps(figures_record(experts), indent=1) + "\n")
-            self._callbacks.note(describe_figures(experts))
+            step_s = attempt.results.hosted_step_s(options.experts)
+            record = figures_record(experts, step_s)
+            write_atomic(journal.paths.experts, json.dumps(record, indent=1) + "\n")
+            self._callbacks.note(describe_figures(experts, step_s))
         if options.trace:  # whatever becomes of it, the figures are kept
             done = attempt.results.with_trace(done)
             write_atomic(journal.paths.measurement, done.to_json())

@@ -91,13 +91,13 @@ class ExpertLoads:
     def __init__(self, experts: Iterable[ExpertKey], hosts: int) -> None:
         self.by_expert = dict.fromkeys(experts, 0)
         self.dropped = 0
-        self._by_host = [0] * hosts
+        self._by_host = [dict.fromkeys((layer for layer, _ in self.by_expert), 0) for _ in range(hosts)]
         self._before = dict(self.by_expert)
 
     def note(self, key: ExpertKey, host: int, tokens: int) -> None:
         """An expert was sent these, on that host."""
         self.by_expert[key] += tokens
-        self._by_host[host] += tokens
+        self._by_host[host][key[0]] += tokens
 
     def dealt(
         self,
@@ -153,7 +153,7 @@ class ExpertLoads:
         return moves
 
     def figures(self, names: Sequence[str]) -> dict[str, Any]:
-        """As JSON values: tokens by expert and by host, and how many were dropped.
+        """As JSON values: tokens by expert, by host and layer, and how many were dropped.
 
         Args:
             names: of the hosts.
@@ -163,6 +163,9 @@ class ExpertLoads:
             tokens.setdefault(str(layer), []).append(count)
         return {
             "tokens": tokens,
-            "hosts": dict(zip(names, self._by_host, strict=True)),
+            "hosts": {
+                name: {str(layer): count for layer, count in sent.items()}
+                for name, sent in zip(names, self._by_host, strict=True)
+            },
             "dropped": self.dropped,
         }
