@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.worker import driver as rank_driver
+from tests.worker.expert_hosts import HostPool
 from tests.worker.workloads import OPTIMIZERS, WORKLOAD
 
 
@@ -16,6 +17,16 @@ from tests.worker.workloads import OPTIMIZERS, WORKLOAD
 def driver() -> ModuleType:
     """``driver.py`` of this folder."""
     return rank_driver
+
+
+@pytest.fixture
+def mortals(tmp_path: Path) -> Iterator[HostPool]:
+    """Two hosts of experts that may be killed."""
+    pool = HostPool(tmp_path, 2)
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ Also used by ``benchmarks/runs/expert_runs.py``.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from skyctl.agent.frames import read_frame, write_frame
@@ -25,6 +27,8 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 SURE_S = 120.0
 """Nothing is late in tests that are not about it."""
+ASKED, GIVEN = "_state", "_adopt"
+"""A host is asked for an expert's state; it is given one."""
 
 
 class Host:
@@ -42,9 +46,14 @@ class Host:
         theirs.close()
         self._file = self._ours.makefile("rwb", buffering=0)
 
-    def start(self, order: ExpertHostOrder, fail_every: int = 0) -> None:
-        """It is to be that host. ``fail_every``: of one call in so many the answer is lost."""
-        write_frame(self._file, {"payload": write_order(order), "fail_every": fail_every})
+    def start(self, order: ExpertHostOrder, fail_every: int = 0, dies: str | None = None) -> None:
+        """It is to be that host.
+
+        Args:
+            fail_every: of one call in so many the answer is lost.
+            dies: it kills itself once an expert moves, asked for what the old host has, or given to the new.
+        """
+        write_frame(self._file, {"payload": write_order(order), "fail_every": fail_every, "dies": dies})
 
     def listen(self) -> int:
         """The port on which it listens."""
@@ -102,6 +111,7 @@ class Hosts:
     Args:
         holders: by layer, of each expert the place of its host.
         room: of each layer so many experts have room on each host; 0: none moves there as loads drift.
+        dies: by host's place, as of ``Host.start``.
         options: fields of every rank's ``ExpertsOrder``.
     """
 
@@ -112,6 +122,7 @@ class Hosts:
         hosts: Sequence[Host],
         fail_every: int = 0,
         room: int = 0,
+        dies: Mapping[int, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
         first, self.hosts = orders[0], hosts
@@ -133,7 +144,7 @@ class Hosts:
                 steps=first.steps,
                 tls=first.world.tls,
             )
-            host.start(told, fail_every)
+            host.start(told, fail_every, dies.get(place))
         self.ports = [host.listen() for host in hosts]
         led: set[int] = set()
         self.orders: list[RankOrder] = []
@@ -188,19 +199,32 @@ def _failing(every: int, done: Any) -> Any:
     return some
 
 
+def _dying(done: Any) -> Any:
+    def once_it_moves(self: Any, trunk: Any, request: Any, *tensors: Any) -> Any:
+        if (request.layer, request.expert) in (self._coming if tensors else self._left):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done(self, trunk, request, *tensors)
+
+    return once_it_moves
+
+
 def _child(descriptor: int, folder: Path) -> None:
     from skyctl.worker.experts import host_task
     from skyctl.worker.experts.expert_host import ExpertHost
 
-    names = ("_forward", "_backward")
+    names = (ASKED, GIVEN, "_forward", "_backward")
     whole = {name: getattr(ExpertHost, name) for name in names}
     channel = TaskChannel(socket.socket(fileno=descriptor), folder, folder)
     while True:
         received = channel.recv()
         assert received is not None
+        every, dies = received[0]["fail_every"], received[0]["dies"]
         for name, done in whole.items():
-            every = received[0]["fail_every"]
-            setattr(ExpertHost, name, _failing(every, done) if every else done)
+            if name in (ASKED, GIVEN):
+                changed = _dying(done) if name == dies else done
+            else:
+                changed = _failing(every, done) if every else done
+            setattr(ExpertHost, name, changed)
         host_task.main(received[0]["payload"], channel)
         channel.send({"event": "result"})
 

@@ -72,16 +72,6 @@ def host_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostPool]:
         pool.close()
 
 
-@pytest.fixture
-def mortals(tmp_path: Path) -> Iterator[HostPool]:
-    """Two hosts that may be killed."""
-    pool = HostPool(tmp_path, 2)
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
 def workload(folder: Path, *edits: tuple[str, str]) -> dict[str, Any]:
     source = SOURCE
     for old, new in edits:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.worker.expert_hosts import HostPool, Hosts, recipe, spec_of
+from tests.worker.expert_hosts import ASKED, GIVEN, HostPool, Hosts, recipe, spec_of
 from tests.worker.reference import train
 from tests.worker.sums import star
 from tests.worker.test_experts import SOURCE
@@ -97,6 +97,24 @@ def test_experts_move_where_loads_are_skewed_and_the_record_makes_the_same_losse
     assert not again.errors, again.errors
     assert again.losses == outcome.losses
     assert again.results[0]["experts"] == seen
+
+
+@pytest.mark.parametrize("dies", [ASKED, GIVEN])
+def test_a_host_dies_while_an_expert_moves(
+    pool: Any, host_pool: HostPool, mortals: HostPool, driver: ModuleType, spec: dict[str, Any], dies: str
+) -> None:
+    wanted = train(spec, 4, recipe(STEPS))
+    orders = driver.orders(spec, [0, 4], 4, "1f1b", STEPS, recipe=recipe(STEPS))
+    with Hosts(orders, HOLDERS, mortals.take(2), room=6, dies={0: dies}) as hosts:
+        outcome = pool.run(hosts.orders)
+    assert not outcome.errors, outcome.errors
+    seen = outcome.results[0]["experts"]
+    assert seen["lost"]["host-0"]["step"] == WINDOW_STEPS
+    assert outcome.losses[:WINDOW_STEPS] == pytest.approx(wanted.losses[:WINDOW_STEPS], rel=1e-5)
+    with Hosts(orders, HOLDERS, host_pool.take(2), record=seen["record"]) as hosts:
+        again = pool.run(hosts.orders)
+    assert not again.errors, again.errors
+    assert again.losses == outcome.losses
 
 
 def test_data_parallel_ranks_agree_on_moves(

@@ -356,7 +356,9 @@ class TrunkExperts:
     def _due_moves(self) -> dict[ExpertKey, int]:
         """By expert that this rank leads and that moves at the end of the step, its new host."""
         if self._replayed is not None:
-            return self._replayed.handed_over(self._done)
+            moves = self._replayed.handed_over(self._done)
+            # One was on its way to a host that then was lost, and came back to where it had been.
+            return {key: place for key, place in moves.items() if self._holders[key] != place}
         if self._done % WINDOW_STEPS or self._done == self._steps:
             return {}
         prompt = [host.place for host in self._hosts if host.lost is None and not host.is_late]
