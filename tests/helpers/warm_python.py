@@ -23,7 +23,9 @@ from functools import cache
 from pathlib import Path
 
 from skyctl.agent.forkserver import MAX_MESSAGE_BYTES
-from skyctl.remote.forkserver_client import FORKSERVER_PROGRAM, READY_TIMEOUT_S
+from skyctl.remote.forkserver_client import FORKSERVER_PROGRAM
+
+from .processes import PATIENCE_S
 
 SOURCE = Path(__file__).parents[2] / "src"
 MODULES = (
@@ -107,7 +109,7 @@ class ForkedCommand:
         pidfd, status_fd = self._fds
         if not _is_readable(pidfd, seconds):
             return None
-        assert _is_readable(status_fd, READY_TIMEOUT_S), "the fork server does not say how its process ended"
+        assert _is_readable(status_fd, PATIENCE_S), "the fork server does not say how its process ended"
         self.returncode = int(os.read(status_fd, 16))
         os.close(pidfd)
         os.close(status_fd)
@@ -159,7 +161,7 @@ class WarmPython:
         self._process.wait()
 
     def _receive(self) -> tuple[dict[str, object], int | None]:
-        self._sock.settimeout(READY_TIMEOUT_S)
+        self._sock.settimeout(PATIENCE_S)
         data, fds, _, _ = socket.recv_fds(self._sock, MAX_MESSAGE_BYTES, 1)
         return (json.loads(data) if data else {}), (fds[0] if fds else None)
 
