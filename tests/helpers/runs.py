@@ -32,9 +32,10 @@ class Run:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl so far."""
+        """The whole lines of metrics.jsonl so far; of one that is being written a part may be there."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def told(self) -> str:
         """For a failed test."""
