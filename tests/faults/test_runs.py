@@ -27,7 +27,8 @@ def test_a_whole_run(planned) -> None:
     assert json.loads((folder / "measurement.json").read_text()) == measured
     for replica in measured["replicas"]:
         parts_s = sum(replica[name] for name in ("forward_s", "backward_s", "optimizer_s"))
-        assert 0 < parts_s <= 1.5 * replica["compute_s"]  # medians of three steps, one by one
+        # Medians of three steps, one by one: they add up to twice where two steps each disturb other parts.
+        assert 0 < parts_s <= 2.01 * replica["compute_s"]
         assert replica["predicted"]["forward_s"] > 0
     assert Path(measured["trace"]) == folder / "trace.json"
     slices = [e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
