@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..helpers.processes import until
+from ..helpers.processes import files, until
 
 NOTING = """
 import dataclasses, json, os
@@ -48,7 +48,7 @@ def processes(name: str) -> Iterator[tuple[int, bytes]]:
 def holding(folder: Path, marks: list[bytes]) -> list[Path]:
     """The files that have one of them in it."""
     found = []
-    for path in folder.rglob("*"):
+    for path in files(folder, "**/*"):
         if path.is_file() and not path.is_symlink():
             try:
                 data = path.read_bytes()
@@ -64,7 +64,7 @@ def test_a_runs_secrets_are_in_no_argument_environment_or_file(probed, tmp_path:
     note = tmp_path / "note"
     everything = Path(probed.env["TMPDIR"])  # state, caches, sessions and temporary files
     assert all(everything in Path(probed.env[name]).parents for name in ("SKYCTL_HOME", "XDG_CACHE_HOME"))
-    words = ("launch", "plan.json", "--steps", "2000", "--encrypt", "-v")
+    words = ("launch", "plan.json", "--steps", "100000", "--encrypt", "-v")
     child = probed.start(*words, program=("-c", NOTING), NOTE=str(note))
     until(lambda: re.search(r"step \d+", child.err), lambda: child.text)
     secret = marks(json.loads(note.read_text()))
