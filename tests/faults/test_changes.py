@@ -24,12 +24,13 @@ def test_it_refuses_with_a_table_and_goes_on_only_where_told(planned, complains:
     done = planned.run_inside("launch", "plan.json", "--steps", "5", "--ignore-changes", code=None)
     assert done.returncode == 0, done.stderr
     assert "warning: the cluster is not what the plan was made for" in done.stderr
-    assert "what this run saw is kept" in done.stderr or "was disturbed" in done.stderr
+    unused = ("was disturbed", "not planned with before")  # as where the machine was busier than when probed
+    assert any(said in done.stderr for said in ("what this run saw is kept", *unused)), done.stderr
     run = next(line.split()[-1] for line in done.stderr.splitlines() if line.startswith("run: "))
     sizes = ("--batch-size", "8", "--microbatches", "4")
     done = planned.run_inside("plan", "train.py", *sizes, "--strategy", "even", "-v", code=None)
     assert done.returncode == 0, done.stderr
-    assert "as seen in run" in done.stderr or "was disturbed" in done.stderr
+    assert any(said in done.stderr for said in ("as seen in run", *unused)), done.stderr
     done = planned.run_inside("plan", "train.py", "--from-run", run, "--json", "--strategy", "heuristic")
     assert json.loads(done.stdout)["workload"] == document["workload"]
     refused = planned.run_inside("plan", "other.py", "--from-run", run, code=None)
