@@ -268,7 +268,7 @@ def test_a_rank_of_a_hybrid_is_killed(nodes: Any, losses: list[float], node: str
         assert {e["tid"] for e in own if e["name"] == "summing gradients"} == (
             {1, 2, 3, 4} if pid == MEASURED_PID else set()
         )
-    assert max(trace["otherData"]["clock_error_s"].values()) < 0.1
+    assert max(trace["otherData"]["clock_error_s"].values()) < 1.0  # half of the shortest way there and back
     assert left_of_state(nodes.state) == []
 
 
