@@ -57,7 +57,13 @@ def three(another: Callable[..., Any]) -> Any:
 )
 def test_each_is_of_a_planned_pair_or_the_session(three: Any, form: str, backend: str) -> None:
     plan = planned(three, form)
-    run = launch(three, plan.name, "--steps", "100000", "--backend", backend, "--json").wait_for(3)
+    long = (
+        "--steps",
+        "100000",
+        "--checkpoint-every",
+        "0",
+    )  # after a checkpoint it may go on with another plan
+    run = launch(three, plan.name, *long, "--backend", backend, "--json").wait_for(3)
     try:
         found, unexplained = explained(run, backend)
         again, unexplained_later = explained(run.more(3), backend)
@@ -77,9 +83,11 @@ def test_each_is_of_a_planned_pair_or_the_session(three: Any, form: str, backend
 def test_over_gloo_a_rank_is_killed_and_then_a_connection_cut(three: Any) -> None:
     """Each ends its attempt with both ends' nodes named, and the next goes on with the same losses."""
     plan = planned(three, "hybrid")
-    words = (plan.name, "--steps", str(STEPS), "--backend", "gloo", "--json", "--checkpoint-every")
-    losses = losses_of(three.run_inside("launch", *words, "0", code=0))
-    run = launch(three, *words, "5").wait_for(8)
+    words = (plan.name, "--backend", "gloo", "--json", "--checkpoint-every")
+    losses = losses_of(three.run_inside("launch", *words, "0", "--steps", str(STEPS), code=0))
+    run = launch(three, *words, "5", "--steps", str(3 * STEPS)).wait_for(
+        8
+    )  # it lasts until it is struck twice
     os.kill(run.rank("n2"), signal.SIGKILL)
     run.begins(2).wait_for(16)
     one, other = min(neighbours(plan))
