@@ -16,7 +16,7 @@ SIZES = ("--batch-size", "8", "--microbatches", "4")
 
 
 @pytest.mark.slow
-def test_a_device_with_half_of_its_times_in_the_profile_is_named_after_ten_steps(here: Here) -> None:
+def test_a_device_with_a_tenth_of_its_times_in_the_profile_is_named_after_ten_steps(here: Here) -> None:
     here.run_inside("probe", "train.py", *SIZES, code=0)
     (path,) = (here.state / "profiles").rglob("*.json")
     profile = json.loads(path.read_text())
@@ -26,9 +26,10 @@ def test_a_device_with_half_of_its_times_in_the_profile_is_named_after_ten_steps
     (device,) = [one for one in profile["devices"] if one["id"] == "fast/cpu:0"]
     for timing in device["timings"]:
         for name in ("forward_s", "backward_s", "optimizer_s"):
-            timing[name] = timing[name] / 2
+            timing[name] = timing[name] / 10
     path.write_text(json.dumps(profile))
-    here.run_inside("plan", "train.py", *SIZES, "--strategy", "even", "-o", "plan.json")
+    # It has all layers that sleep: neither messages nor the other device can deviate by more.
+    here.run_inside("plan", "train.py", *SIZES, "--assign", "fast=0:6,slow=6:7", "-o", "plan.json")
 
     def kept() -> list[tuple[str, str | None, int]]:
         seen = json.loads(path.read_text())["observations"]
@@ -37,11 +38,11 @@ def test_a_device_with_half_of_its_times_in_the_profile_is_named_after_ten_steps
     def compared(state: dict[str, Any]) -> Any:
         return state["attempts"] and state["attempts"][-1]["first_steps"]
 
-    run = here.launch("plan.json", "--steps", "100000")
+    run = here.launch("plan.json", "--steps", "100000", "--checkpoint-every", "0")  # else it plans anew
     first: dict[str, Any] = run.until(lambda: compared(run.state))
     part = first["part"]
     assert (part["kind"], part["device"], part["kept"]) == ("computing", "fast/cpu:0", True)
-    assert part["seen_s"] > 1.5 * part["predicted_s"]
+    assert part["seen_s"] > 2.0 * part["predicted_s"]
     assert first["measured_s"] > first["interval"]["high_s"]
     assert kept() == [("fast/cpu:0", None, first["steps"])]
     here.run_inside("stop", run.id, "--now", code=0)
