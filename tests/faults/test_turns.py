@@ -138,11 +138,10 @@ def shared_devices(nodes: Any) -> list[ListedMessage]:
 
 
 def launch_two(nodes: Any, first: str, second: str, turns: str = "fair", steps: int = STEPS) -> list[Run]:
-    """Two runs that compute on all nodes; neither ends before both do."""
+    """Two runs that compute on all nodes; neither ends before both do. The second finds the first there."""
     gate(nodes).unlink()
-    runs = [launch(nodes, name, turns, "--checkpoint-every", "10", steps=steps) for name in (first, second)]
-    for run in runs:
-        run.wait_for(BEFORE - 1)
+    more = ("--checkpoint-every", "10")
+    runs = [launch(nodes, name, turns, *more, steps=steps).wait_for(BEFORE - 1) for name in (first, second)]
     shared = shared_devices(nodes)
     assert [listed.device for listed in shared] == ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
     for listed in shared:
@@ -182,9 +181,10 @@ def test_one_is_killed_and_the_other_goes_on(nodes: Any, alone: dict[str, list[f
 
 @pytest.mark.slow
 def test_others_go_on_beside_a_run_that_is_stopped(nodes: Any, alone: dict[str, list[float]]) -> None:
-    stopped, other = launch_two(nodes, "there", "back")
+    stopped, other = launch_two(nodes, "there", "back", steps=MANY_STEPS)
     gate(nodes).touch()
     rank = stopped.wait_for(BEFORE + 2).rank("b")
+    launcher = stopped.child.process.pid
 
     def has_the_turn() -> bool:
         os.kill(rank, signal.SIGSTOP)
@@ -198,16 +198,18 @@ def test_others_go_on_beside_a_run_that_is_stopped(nodes: Any, alone: dict[str, 
         return any(job.holds for job in jobs if job.job == stopped.id)
 
     stopped.until(has_the_turn)
+    os.kill(launcher, signal.SIGSTOP)  # else it gives up the rank after ten seconds, and nobody is late
     other.until(lambda: any(job.is_late for job in jobs_of(nodes, stopped)))
     other.more(5)
     gate(nodes).unlink()
-    told = nodes.run_inside("ps", code=0).stdout
-    os.kill(rank, signal.SIGCONT)
+    is_told = f"b/cpu:0 (fair): {stopped.id} is late"
+    until(lambda: is_told in nodes.run_inside("ps", code=0).stdout)
+    for pid in (rank, launcher):
+        os.kill(pid, signal.SIGCONT)
     gate(nodes).touch()
-    assert f"b/cpu:0 (fair): {stopped.id} is late" in told, told
     for run, name in ((stopped, "there"), (other, "back")):
         run.end()
-        assert losses(run) == alone[name]
+        assert losses(run)[:STEPS] == alone[name]
     assert [len(run.state["attempts"]) for run in (stopped, other)] == [1, 1]
     assert left_of_state(nodes.state) == []
 
@@ -327,11 +329,15 @@ def test_ranks_are_told(nodes: Any) -> None:
 @pytest.mark.slow
 def test_ps_shows_who_shares(nodes: Any) -> None:
     runs = launch_two(nodes, "there", "back")
-    told = json.loads(nodes.run_inside("ps", "--json", code=0).stdout)
-    assert [(one["device"], one["turns"]) for one in told["shared"]] == [
-        (f"{name}/cpu:0", "fair") for name in "abc"
-    ]
-    for device in told["shared"]:
+
+    def shared_told() -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = json.loads(nodes.run_inside("ps", "--json", code=0).stdout)["shared"]
+        return told
+
+    # on a busy machine a node may not answer at once
+    told = until(lambda: found if len(found := shared_told()) == 3 else None)
+    assert [(one["device"], one["turns"]) for one in told] == [(f"{name}/cpu:0", "fair") for name in "abc"]
+    for device in told:
         assert {job["job"] for job in device["jobs"]} == {run.id for run in runs}
     planned = nodes.run_inside("plan", "train.py", *SIZES, *PLANS["there"], "--json", code=0)
     document = json.loads(planned.stdout)
@@ -346,4 +352,4 @@ def test_ps_shows_who_shares(nodes: Any) -> None:
     gate(nodes).touch()
     for run in runs:
         run.end()
-    assert json.loads(nodes.run_inside("ps", "--json", code=0).stdout)["shared"] == []
+    assert not after_a_moment(shared_told)
