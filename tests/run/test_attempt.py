@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from skyctl.worker.rank_order import RANK_ORDERS, AnyRankOrder
 from ..helpers.events import step_message
 from ..helpers.orders import beside as sums_beside
 from ..helpers.orders import helper_order, rank_order, rank_spec
+from ..helpers.processes import until
 
 QUICK = Deadlines(start_s=0.6, silence_s=0.6, stall_s=0.6, stall_steps=0.0)
 
@@ -148,7 +148,7 @@ class Stage:
         self.attempt = Attempt(
             LiveRun(journal, Cluster(name="here", nodes=nodes), sessions, watcher),
             AttemptOrders(PLAN, 1, specs, first=0),
-            RunOptions(steps=steps, deadlines=QUICK, checkpoint_every=None if checkpoints else 0),
+            RunOptions(steps=steps, checkpoint_every=None if checkpoints else 0),
             NO_CHECKPOINTS,
             Listener(watcher),
         )
@@ -163,7 +163,7 @@ class Stage:
 
         return start
 
-    def patient(self, limits: Deadlines) -> None:
+    def limit(self, limits: Deadlines) -> None:
         self.attempt._monitor.deadlines = limits
         self.attempt._monitor._stall_s = limits.stall_s
 
@@ -215,6 +215,7 @@ def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
 
 def test_a_rank_that_never_speaks_is_named(stages) -> None:
     stage = stages(2)
+    stage.limit(QUICK)
     stage.tasks[0].say({"event": "stored", "key": "at/0/1", "value": "00"}, {"event": "ready"})
     with pytest.raises(RunError, match=r"no sign of life from rank [01] on n[01]/cpu:0"):
         stage.attempt.start()
@@ -223,6 +224,7 @@ def test_a_rank_that_never_speaks_is_named(stages) -> None:
 def test_the_silent_rank_is_named_and_not_one_that_waits_for_it(stages) -> None:
     stage = stages(2)
     stage.ready()
+    stage.limit(QUICK)
     stage.state.ranks[0].heard_at += 3600  # rank 0 goes on beating
     with pytest.raises(RunError, match=r"no sign of life from rank 1 on n1/cpu:0 \(node n1\)"):
         stage.attempt.watch()
@@ -233,7 +235,7 @@ def test_ranks_that_all_wait_for_each_other_are_all_named(stages) -> None:
     stage.ready()
     for i, task in enumerate(stage.tasks):
         task.say({"event": "alive", "phase": f"step 0, forward of microbatch {i}", "waiting": True})
-    stage.patient(Deadlines(silence_s=60, stall_s=0.6, stall_steps=0.0))
+    stage.limit(Deadlines(stall_s=0.6, stall_steps=0.0))
     with pytest.raises(RunError, match="every rank has waited for another") as caught:
         stage.attempt.watch()
     assert "rank 0 on n0/cpu:0 (node n0) waits in step 0, forward of microbatch 0" in caught.value.message
@@ -439,9 +441,10 @@ def watched(stage: Stage, *words: tuple[int, dict[str, Any]]) -> SkyctlError:
     stage.attempt.start()
     for task in stage.tasks[:2]:
         task.say(step_message(0, loss=0.25))
-    for rank, said in words:
+    arrived = stage.attempt._tasks._events._events.qsize
+    for count, (rank, said) in enumerate(words, start=3):
         stage.tasks[rank].say(said)
-        time.sleep(0.05)  # in this order
+        until(lambda count=count: arrived() == count)  # in this order
     with pytest.raises(SkyctlError) as found:
         stage.attempt.watch()
     return found.value
