@@ -13,6 +13,8 @@ import pytest
 
 from skyctl.lab import cgroup_quotas
 
+from ..helpers.processes import PATIENCE_S
+
 pytestmark = pytest.mark.lab
 
 JOBS, MIB = 20, 2**20
@@ -26,6 +28,8 @@ from skyctl.turns.turn_client import open_turns
 
 name, cache, kept, taken, capacity, turns = sys.argv[1:]
 MIB = 2**20
+print("here", flush=True)
+sys.stdin.readline()  # until all are
 job = open_turns(turns, device="here/cpu:0", job_id=name, cache=Path(cache))
 places = []
 job.enter(MemoryNeed(int(kept) * MIB, int(taken) * MIB), int(capacity) * MIB, places.append)
@@ -69,6 +73,7 @@ def test_twenty_jobs_have_room_one_after_another(
                 *("sh", "-c", f'{enter}exec "$@"', "sh", sys.executable, "-c", JOB),
                 *(f"job {number}", str(tmp_path), str(kept), str(taken), str(CAPACITY_MIB), turns),
             ],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -76,7 +81,14 @@ def test_twenty_jobs_have_room_one_after_another(
         for number, (kept, taken) in enumerate(needs)
     ]
     try:
-        ended = [job.communicate(timeout=120) for job in jobs]
+        for job in jobs:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "here\n"
+        for job in jobs:
+            assert job.stdin is not None
+            job.stdin.write("\n")
+            job.stdin.flush()
+        ended = [job.communicate(timeout=PATIENCE_S) for job in jobs]
     finally:
         for job in jobs:
             job.kill()
