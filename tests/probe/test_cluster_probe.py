@@ -132,7 +132,7 @@ def test_a_bad_node_hides_no_other() -> None:
         them,
         sessions,
         on_progress=lambda *news: progress.append(news),
-        options=ProbeOptions(start_s=20.0, cap_s=1.0),
+        options=ProbeOptions(start_s=20.0, cap_s=5.0),
     )
     assert [d.id for d in profile.devices] == ["a/cpu:0", "b/cpu:0"]
     failures = {failure.node: failure for failure in profile.failures}
@@ -140,7 +140,7 @@ def test_a_bad_node_hides_no_other() -> None:
     assert "no torch" in failures["bare"].error
     assert failures["bare"].hint is not None
     assert "SIGKILL" in failures["killed"].error
-    assert "no result within 1 s" in failures["silent"].error
+    assert "no result within 5 s" in failures["silent"].error
     assert failures["gone"].hint == "switch it on"
     assert [(k.source, k.target, k.latency_s) for k in profile.links] == [
         ("a", "b", 0.001),
@@ -268,6 +268,7 @@ def test_local_nodes_for_real() -> None:
     )
     spec = make_spec("gpt:layers=2,hidden=32,heads=2,context=16", batch_size=8)
     workload = load_workload(spec)
+    before = threading.active_count()
     sessions = open_sessions(them.nodes, ConnectOptions())
     try:
         profile = measure_cluster(
@@ -295,4 +296,4 @@ def test_local_nodes_for_real() -> None:
     names = [node.name for node in them.nodes]
     assert [(k.source, k.target) for k in profile.links] == [(names[0], names[1]), (names[1], names[0])]
     assert all(link.error is None and link.latency_s for link in profile.links)
-    assert threading.active_count() < 20
+    assert threading.active_count() - before < 20
