@@ -41,7 +41,7 @@ def processes_with(text: str) -> dict[int, str]:
     return processes
 
 
-def gone(text: str, timeout_s: float = 10) -> dict[int, str]:
+def gone(text: str, timeout_s: float = 60) -> dict[int, str]:
     """Waits until no process holds that text; those that still do."""
     deadline = time.monotonic() + timeout_s
     while (left := processes_with(text)) and time.monotonic() < deadline:

@@ -74,7 +74,7 @@ def test_another_takes_over(home: Path, tmp_path: Path, start: Start, how: list[
 
 @pytest.mark.parametrize("how", [[], ["forked"]], ids=["alone", "forked"])
 def test_nobody_takes_over(home: Path, start: Start, how: list[str]) -> None:
-    launcher, ids = start(1, 1.5, *how)
+    launcher, ids = start(1, 5, *how)
     folder = home / ".cache/skyctl/sessions" / ids[0]
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
