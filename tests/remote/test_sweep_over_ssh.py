@@ -22,6 +22,9 @@ TRIAL = """\
 import json, os, sys, time
 x = sys.argv[1].partition("=")[2]
 print("process", os.getpid(), flush=True)
+if x == "2" and not os.path.exists(MARK):
+    open(MARK, "w").close()
+    time.sleep(600)  # until its node is lost
 time.sleep(3)
 print(json.dumps({"loss": int(x)}))
 open("model.txt", "w").write(x)
@@ -53,7 +56,7 @@ def test_trials_of_a_lost_node_run_on_the_other(sshd: Sshd, tmp_path: Path) -> N
     killer = threading.Thread(target=kill_an_agent)
     with open_session(nodes[0], sshd.options()) as one, open_session(nodes[1], sshd.options()) as other:
         sessions = {"one": one, "other": other}
-        files = {"trial.py": TRIAL.encode()}
+        files = {"trial.py": TRIAL.replace("MARK", repr(str(tmp_path / "mark"))).encode()}
         runner = SweepRunner(folder, request, cluster, find_devices(cluster), files, sessions)
         killer.start()
         outcome = runner.run()
