@@ -24,7 +24,7 @@ from skyctl.checkpoint.node.shard_client import ReplicatorCredentials
 from skyctl.transport.tls_identity import TlsIdentity
 
 SECRET = "between the two of us"
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 LIMITS = {str(layer): 1 << 30 for layer in range(20)}
 """How large each layer's file may be."""
 CHILD = """

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from skyctl.files import home
 from skyctl.lab.teardown import down, leftovers
+
+from ..helpers.processes import until
 
 TEXT = "nodes:\n  - {name: n1, cpus: 0.5}\n  - {name: n2, cpus: 0.5, rate_mbit: 50}\n"
 
@@ -59,9 +60,7 @@ def test_an_interrupted_up_leaves_nothing(tmp_path, signum, code):
     try:
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             state = home() / "labs" / "cut" / "lab.json"
-            deadline = time.monotonic() + 20
-            while not state.exists() and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(state.exists)
             os.kill(child.pid, signum)
             _, output = child.communicate(timeout=60)
         assert child.returncode == code, output

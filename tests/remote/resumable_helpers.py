@@ -17,7 +17,7 @@ from skyctl.remote.session_factory import connect_node
 LOCAL = Node(name="laptop", transport="local")
 HELD = ConnectOptions(grace_s=0.3, hold_s=60, redial_s=30)
 MANUAL = ConnectOptions(grace_s=0.3, hold_s=60, redial_s=30, manual_ack=True)
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 
 
 def until(holds: Callable[[], object]) -> None:

@@ -102,10 +102,10 @@ def test_a_connection_that_is_killed_in_mid_installation(sshd, tmp_path: Path, w
             target=lambda: reports.append(set_up_cluster(cluster, sshd.options(), job))
         )
         command.start()
-        assert index.wheel_asked.wait(60)
+        assert index.wheel_asked.wait(processes.PATIENCE_S)
         assert list(environments.glob("py*"))
         os.kill(connection_of(sshd.home), signal.SIGKILL)
-        command.join(60)
+        command.join(processes.PATIENCE_S)
         (node,) = reports[0].nodes
         assert node.status == "failed"
         assert "n1" in str(node.error)
