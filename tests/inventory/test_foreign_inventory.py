@@ -214,9 +214,9 @@ def test_faults_of_ansible_inventory_are_named(
 def test_an_ansible_inventory_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ansible_listing, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(ansible_listing, "TIMEOUT_S", 5.0)
     install(bin_folder, f"/bin/sleep 600 &\necho $! > {tmp_path}/child\nwait")
-    with pytest.raises(InputError, match=r"did not end within 0\.5 s"):
+    with pytest.raises(InputError, match=r"did not end within 5 s"):
         imported(tmp_path, "inventory.yml", "all: {}\n")
     child = int((tmp_path / "child").read_text())
     assert not after_a_moment(lambda: command(child))
