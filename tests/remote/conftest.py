@@ -119,7 +119,7 @@ class Sshd:
 
     def options(self, text: str = "", **changes: object) -> ConnectOptions:
         """Options that use it."""
-        return ConnectOptions(ssh_config=self.config(text), **{"grace_s": 0.3, **changes})  # type: ignore[arg-type]
+        return ConnectOptions(ssh_config=self.config(text), **{"grace_s": 0.3, "timeout_s": 60, **changes})  # type: ignore[arg-type]
 
     def node(self, **changes: object) -> Node:
         """A node that it serves."""

@@ -30,7 +30,7 @@ def test_problems(sshd, tmp_path: Path) -> None:
         sshd.node(name="nopython", python="/nowhere/python3"),
         sshd.node(name="nokeyfile", identity_file=str(tmp_path / "missing")),
     )
-    report = check_nodes(Cluster(name="c", nodes=nodes), sshd.options(timeout_s=10))
+    report = check_nodes(Cluster(name="c", nodes=nodes), sshd.options())
     assert problems(report) == {
         "good": [],
         "twin": [],

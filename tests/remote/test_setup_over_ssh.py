@@ -59,7 +59,7 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
         here=make_launcher_id(),
         push=True,
     )
-    options = sshd.options(timeout_s=10)
+    options = sshd.options()
     report = set_up_cluster(cluster, options, job, tmp_path)
     statuses = [node.status for node in report.nodes]
     assert sorted(statuses[:2]) == ["made", "ready"], report
