@@ -29,7 +29,7 @@ from tests.helpers.warm_python import NAME, close_warm_python
 from skyctl.device.dtype_support import FILE_NAME, ISA_VARIABLE, TRIED_DTYPES, find_dtype_support
 
 TAG = "SKYCTL_TEST_TAG"
-PATIENCE_S = 5.0
+PATIENCE_S = 20.0
 """How long what was told to end may take to do so."""
 
 PROC = Path("/proc")
