@@ -36,8 +36,6 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
 LAYERS = 7
-PATIENCE_S = 150.0
-"""Four processes that import torch at a time, beside other tests."""
 
 
 def elastic(
@@ -124,7 +122,6 @@ def test_the_others_end_the_step_and_the_run(
     orders = driver.side_by_side(spec, LAYERS, [1, 3, 2, 2], routes, 40, sync={"format": format_})
     witness = len(victims) == 2
     whole = driver.Pool(4, tmp_path)
-    whole.stall_s = PATIENCE_S
     try:
         undisturbed = whole.run(elastic(orders, routes))
         assert not undisturbed.errors
@@ -152,7 +149,6 @@ def test_a_pipeline_that_loses_a_stage_leaves_and_the_other_makes_its_microbatch
     spec = workload(batch_size=8)
     orders = pipelines(driver, spec, [0, 3, LAYERS], [5, 3], 40)
     pool = driver.Pool(4, tmp_path)
-    pool.stall_s = PATIENCE_S
     try:
         undisturbed = pool.run(orders)
         assert not undisturbed.errors
@@ -180,7 +176,6 @@ def test_a_rank_joins_and_has_the_weights_of_all(driver: ModuleType, tmp_path: P
     routes = ring(3)
     plain = driver.side_by_side(spec, 2, [3, 2, 3], routes, steps, sync={"format": format_})
     pool = driver.Pool(4, tmp_path)
-    pool.stall_s = PATIENCE_S
     asked = []
 
     def watch(pool: Any, rank: int, event: dict[str, Any]) -> None:
@@ -230,7 +225,6 @@ def test_who_validates_after_the_first_rank_is_lost_knows_the_best_so_far(
         spec, LAYERS, [2, 1, 1], routes, 16, sync={"format": "fixed32"}, recipe=recipe, checkpoint=kept
     )
     pool = driver.Pool(3, tmp_path)
-    pool.stall_s = PATIENCE_S
     try:
         done = pool.run(elastic(plain, routes), Killer([0], 4, 0.0))
     finally:
@@ -250,7 +244,6 @@ def test_a_rank_that_never_comes_is_waited_for_no_longer_than_was_said(
     """The others make their steps; then nobody listens for it as a member."""
     plain = driver.side_by_side(sleeping(tmp_path, batch_size=8), 2, [4, 4], ring(2), 60)
     pool = driver.Pool(2, tmp_path)
-    pool.stall_s = PATIENCE_S
     found: list[tuple[str, int]] = []
     refused: list[int] = []
 
@@ -336,7 +329,6 @@ def test_shares_follow_a_rank_that_becomes_slow(driver: ModuleType, tmp_path: Pa
             slow_down(tmp_path, 1, 0.03)
 
     pool = driver.Pool(3, tmp_path)
-    pool.stall_s = PATIENCE_S
     try:
         undisturbed = pool.run(elastic(plain, routes))
         done = pool.run(orders, watch)
