@@ -7,8 +7,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-dist.init_process_group(sys.argv[1], timeout=timedelta(seconds=10))
-rank, size = dist.get_rank(), dist.get_world_size()
+# a rank may take long to import torch, and is waited for; from then on none is slow
+store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=240)))
+dist.init_process_group(sys.argv[1], timeout=timedelta(seconds=10), store=store, rank=rank, world_size=size)
 total = torch.full((300_000,), float(rank + 1))
 dist.all_reduce(total)
 sent, received = torch.tensor([rank]), torch.empty(1, dtype=torch.int64)
