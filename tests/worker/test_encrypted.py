@@ -63,16 +63,18 @@ def test_strangers_at_a_ranks_port_do_not_disturb_the_run(
 ) -> None:
     strangers: list[socket.socket] = []
 
-    def come(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
-        if event["event"] == "stored":  # the peer is told of it just now
-            for garbage in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(40)):
-                strangers.append(socket.create_connection(driver.listening_at(event), 10))
-                strangers[-1].sendall(garbage)
+    def come(_rank: int, host: str, port: int) -> tuple[str, int]:
+        for garbage in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(40)):
+            strangers.append(socket.create_connection((host, port), 10))
+            strangers[-1].sendall(garbage)
+        return host, port  # the peer is told of it only now: it does not listen for long then
 
     try:
-        outcome = pool.run(driver.orders(workload(), [0, 2, 7], 4, "1f1b", 2, tls=tls(encrypt)), come)
+        orders = driver.orders(workload(), [0, 2, 7], 4, "1f1b", 2, tls=tls(encrypt))
+        outcome = pool.run(orders, route=come)
     finally:
         for stranger in strangers:
             stranger.close()
     assert not outcome.errors, outcome.errors
+    assert len(strangers) == 3
     assert len(outcome.losses) == 2
