@@ -105,12 +105,13 @@ def test_real_holders(workload: Workloads, pool: Any, driver: ModuleType) -> Non
     documents = [json.loads(Path(outcome.results[rank]["trace"]).read_text()) for rank in range(3)]
     assert [sorted(document["clocks"]) for document in documents] == [[], ["end", "start"], ["end", "start"]]
     line = measured_timeline(documents, ("a", "b", "c"), (None, 2, 0))
+    near_s = 2 * max(line.errors_s) + 1e-5  # clocks' offsets at both ends of a short run say how fast they go
     for step, *events in zip(line.steps, *(outcome.steps[rank] for rank in range(3)), strict=True):
         done = [(s.stage, s.microbatch) for s in step.spans if s.kind == "F"]
         assert sorted(done) == [(0, 0), (1, 1), (2, 2), (2, 3)]
         sums = {s.stage: s for s in step.spans if s.kind == "R"}
         for rank, event in enumerate(events):
-            assert sums[rank].seconds == pytest.approx(event["transfer_s"], rel=0.02, abs=1e-5)
+            assert sums[rank].seconds == pytest.approx(event["transfer_s"], rel=0.02, abs=near_s)
         last_s = max(s.end_s for s in step.spans if s.kind == "B")
         apart_s = 2 * max(line.errors_s) + 1e-3
         assert all(s.end_s > last_s - apart_s for s in sums.values()), "nobody's sum ends before the last one"
