@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -175,7 +175,7 @@ def test_what_speaks_something_else_is_sent_away_at_its_first_bytes(
 
 
 def test_the_silent_are_dropped_in_time(door: StartListener) -> None:
-    listener = door(handshake_timeout_s=0.2)
+    listener = door(handshake_timeout_s=2.0)  # the one that gets in has no longer either
     with listener.unauthenticated() as silent, listener.unauthenticated() as slow:
         slow.sendall(MAGIC[:3])
         assert silent.recv(1) == b""
@@ -258,11 +258,27 @@ def test_closing_a_gate_ends_the_wait_and_cuts_off_those_within(door: StartListe
     listener.gate.close()
 
 
+def test_what_was_found_out_is_told_though_the_last_attempt_had_no_time_to() -> None:
+    gate = AuthenticatingListener(open_listener(HERE), "another", purpose="test", log=lambda _line: None)
+
+    def refuse_one() -> None:
+        while not gate.refused_count:
+            with suppress(TimeoutError):
+                gate.accept(0.05)
+
+    refusing = threading.Thread(target=refuse_one)
+    with closing(gate):
+        refusing.start()
+        with pytest.raises(TimeoutError, match="does not know the secret"):
+            connect_authenticated(HERE, gate.port, SECRET, purpose="test", timeout_s=2.0, is_patient=True)
+        refusing.join(20)
+
+
 def test_a_time_out_counts_the_refused() -> None:
     gate = AuthenticatingListener(open_listener(HERE), SECRET, purpose="test", log=lambda _line: None)
     with closing(gate):
         socket.create_connection((HERE, gate.port), 20).close()
         with pytest.raises(TimeoutError, match="nobody came; 1 that did not know the secret"):
-            gate.accept(0.3)
+            gate.accept(1.0)
     with pytest.raises(ValueError, match="secret"), closing(open_listener(HERE)) as sock:
         AuthenticatingListener(sock, "", purpose="test")

@@ -165,7 +165,7 @@ def connect_authenticated(
     """
     attempt = attempt or ConnectionAttempt()
     deadline = time.monotonic() + timeout_s
-    reason = "no answer"
+    reason: str | None = None
     while (left_s := deadline - time.monotonic()) > 0:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -180,14 +180,15 @@ def connect_authenticated(
             is_final = isinstance(exc, AuthenticationError) and not is_patient
             if is_final or attempt.is_ended or isinstance(exc, socket.gaierror):
                 raise
-            reason = os_error_reason(exc)
+            if reason is None or not isinstance(exc, TimeoutError):  # the last attempt may have had no time
+                reason = os_error_reason(exc)
         except BaseException:
             sock.close()
             raise
         finally:
             attempt.forget()
         time.sleep(max(0.0, min(_RETRY_INTERVAL_S, deadline - time.monotonic())))
-    raise TimeoutError(reason)
+    raise TimeoutError(reason or "no answer")
 
 
 def authenticate(sock: socket.socket, secret: str, *, purpose: str, timeout_s: float) -> AuthenticatedSocket:
