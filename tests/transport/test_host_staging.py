@@ -19,6 +19,8 @@ from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerLostError, TransferClosedError
 
+from ..helpers.processes import PATIENCE_S
+
 LIMIT = timedelta(seconds=20)
 
 
@@ -279,7 +281,7 @@ def test_a_pair_whose_tensors_are_on_a_device(tls: TlsIdentity | None) -> None:
         assert process.stdin is not None
         process.stdin.write(json.dumps(tls and asdict(tls)) + "\n")
         process.stdin.flush()
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         device = Lazy()
         staging = pair._start_staging(pair._transport, device)
         staging.stages = lambda tensor: tensor.is_floating_point()
@@ -300,7 +302,7 @@ def test_a_pair_whose_tensors_are_on_a_device(tls: TlsIdentity | None) -> None:
         pair.close(graceful=True)
         with pytest.raises(PeerLostError, match="closed"):
             pair.send(value, FIRST_TAG)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
     finally:
         pair.close()

@@ -24,6 +24,8 @@ from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.socket_transport import SocketTransport
 from skyctl.transport.transfer_errors import PeerLostError
 
+from ..helpers.processes import PATIENCE_S
+
 PEER = """
 import json, sys, warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -55,7 +57,7 @@ def peer(tls: Tls) -> Iterator[tuple[PeerConnection, subprocess.Popen[str]]]:
     port = pair.listen("127.0.0.1")
     process = _start(port, "s", tls)
     try:
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         yield pair, process
         pair.close()
     finally:
@@ -186,7 +188,7 @@ def test_a_peer_that_dies_is_named_as_lost(tls: Tls) -> None:
     pair = PeerConnection("rank 7 (n7)", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         work = pair.recv(torch.empty(1), FIRST_TAG)
         process.kill()
         with pytest.raises(PeerLostError, match=r"the connection to rank 7 \(n7\) is gone"):
@@ -203,7 +205,7 @@ def test_silence_is_an_error_after_the_limit_and_close_ends_waits(tls: Tls) -> N
     pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         ended: list[RunError] = []
 
         def wait() -> None:
@@ -232,7 +234,7 @@ def test_closing_ends_what_another_thread_waits_for(tls: Tls) -> None:
     pair = PeerConnection("rank 1", 30.0, secret="s", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         work, ended = pair.recv(torch.empty(1), FIRST_TAG), threading.Event()
 
         def wait() -> None:
@@ -255,7 +257,7 @@ def test_polite_close_delivers_what_was_sent(tls: Tls) -> None:
     pair = PeerConnection("rank 1", 30.0, secret="p", identity=tls)
     process = _start(pair.listen("127.0.0.1"), "p", tls)
     try:
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         _tell(
             process,
             "a = torch.empty(1000000); pair.recv(a, 16).wait(); pair.close(graceful=True); print(a.sum())",
@@ -263,7 +265,7 @@ def test_polite_close_delivers_what_was_sent(tls: Tls) -> None:
         work = pair.send(torch.ones(1_000_000), FIRST_TAG)
         pair.close(graceful=True)
         work.wait()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert "tensor(1000000.)" in out, err
         assert process.returncode == 0, err
     finally:
@@ -279,7 +281,7 @@ def test_another_secret_does_not_get_in(tls: Tls) -> None:
 
     def accept() -> None:
         try:
-            pair.accept(60.0)
+            pair.accept(PATIENCE_S)
         except RunError as exc:
             ended.append(exc)
 
@@ -287,7 +289,7 @@ def test_another_secret_does_not_get_in(tls: Tls) -> None:
     accepting = threading.Thread(target=accept)
     accepting.start()
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert "no connection with rank 0 over" in err
         assert "does not know the secret" in err
         assert len(logged) == 1
@@ -340,8 +342,8 @@ def test_another_certificate_does_not_get_in() -> None:
     process = _start(pair.listen("127.0.0.1"), "s", make_tls_certificate(), timeout_s=5.0)
     try:
         with pytest.raises(RunError, match="no connection with rank 1"):
-            pair.accept(10.0)
-        _, err = process.communicate(timeout=30)
+            pair.accept(PATIENCE_S)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert "no connection with rank 0" in err
     finally:
         pair.close()
@@ -351,11 +353,14 @@ def test_another_certificate_does_not_get_in() -> None:
 
 def test_one_end_in_the_clear_does_not_get_in() -> None:
     pair = PeerConnection("rank 1", 30.0, secret="s", identity=make_tls_certificate())
-    process = _start(pair.listen("127.0.0.1"), "s", None, timeout_s=2.0)
+    listener = pair.open_listener("127.0.0.1")
+    process = _start(listener.port, "s", None, timeout_s=2.0)
     try:
+        admitted = listener.accept(PATIENCE_S)
         with pytest.raises(RunError, match="no connection with rank 1"):
-            pair.accept(10.0)
+            pair.take(admitted, 5.0)
     finally:
+        listener.close()
         pair.close()
         process.kill()
         process.communicate()
@@ -383,7 +388,7 @@ def test_a_pair_listens_on_its_own_address_alone_and_no_longer_than_until_its_pe
     process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         assert listeners() - before <= {"0100007F"}
-        pair.accept(30.0)
+        pair.accept(PATIENCE_S)
         assert not listeners() - before
     finally:
         pair.close()

@@ -20,6 +20,8 @@ from skyctl.transport.planned_process_group import PairOptions
 from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 
+from ..helpers.processes import PATIENCE_S
+
 PAIRS = {0: (1,), 1: (0, 2), 2: (1,)}
 """By rank of three, its peers."""
 
@@ -118,7 +120,7 @@ dist.destroy_process_group()
 
 def test_collectives_over_all_ranks_are_refused_and_not_waited_for() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert not done.returncode, done.stderr
     rank, size, backend, refused = json.loads(done.stdout)

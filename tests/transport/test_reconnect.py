@@ -30,7 +30,7 @@ from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.torch_backend import make_group
 from skyctl.transport.transfer_errors import PeerLostError, PeerUnreachableError
 
-from ..helpers.processes import until
+from ..helpers.processes import PATIENCE_S, until
 
 HERE = "127.0.0.1"
 LIMIT_S = 30.0
@@ -47,7 +47,7 @@ def options_of(rank: int, size: int, identity: TlsIdentity | None) -> PairOption
     peers = [peer for peer in range(size) if peer != rank]
     secrets = {peer: f"{sorted((rank, peer))}" for peer in peers}
     hosts = dict.fromkeys(peers, HERE)
-    return PairOptions(hosts, secrets, identity=identity, ready_s=LIMIT_S, keeps_listening=True)
+    return PairOptions(hosts, secrets, identity=identity, ready_s=PATIENCE_S, keeps_listening=True)
 
 
 def group_of(rank: int, size: int, options: PairOptions) -> SkyctlProcessGroup:
@@ -178,7 +178,7 @@ def test_ranks_go_on_without_one_that_was_killed_in_the_middle_of_a_transfer(
                     run_in_thread(lambda r=rank: groups[r].connect(store, options_of(r, 3, tls)))
                     for rank in groups
                 ],
-                60.0,
+                PATIENCE_S,
             )
             groups[0].recv([torch.zeros(1 << 24)], 1, 5).wait()
             blocked = run_in_thread(groups[2].recv([torch.zeros(1)], 0, 1).wait)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_who_comes_with_an_old_number_is_refused_and_the_right_one_is_taken(
     waiting = run_in_thread(lambda: groups[0].reconnect(8, [1], LIMIT_S))
     for is_patient in (False, True):
         with pytest.raises(PeerUnreachableError, match="does not know the secret"):
-            thawed.connect(host, port, timeout_s=1.0, is_patient=is_patient)
+            thawed.connect(host, port, timeout_s=1.0 if is_patient else LIMIT_S, is_patient=is_patient)
     thawed.close()
     assert not waiting.done()
     groups[1].reconnect(8, [0], LIMIT_S)
@@ -279,10 +279,14 @@ def open_files() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
 def test_nothing_is_left_after_many(tls: TlsIdentity | None, make: Make) -> None:
+    def all_have_met() -> bool:
+        return not any(thread.name == "meets a peer" for thread in threading.enumerate())
+
+    until(all_have_met)  # those of the test before
     before = threading.active_count(), open_files()
     groups = make(3, tls)
     reconnect(groups, 0, [0, 1, 2])
-    until(lambda: not any(thread.name == "meets a peer" for thread in threading.enumerate()))
+    until(all_have_met)
     connected = threading.active_count(), open_files()
     for uuid in range(1, 51):
         reconnect(groups, uuid, [0, 1, 2])
@@ -339,7 +343,7 @@ def test_two_groups_of_the_same_ranks_and_secrets_are_never_mixed_up(
     other.restart(2)
     waiting = run_in_thread(lambda: groups[0].reconnect(2, [1], LIMIT_S))
     with pytest.raises(PeerUnreachableError, match="does not know the secret"):
-        other.connect(host, port, timeout_s=1.0)
+        other.connect(host, port, timeout_s=LIMIT_S)
     other.close()
     groups[1].reconnect(2, [0], LIMIT_S)
     waiting.result(LIMIT_S)

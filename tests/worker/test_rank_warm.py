@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.helpers.commands import COMMAND_S
+
 from skyctl.remote.forkserver_client import PRELOADED_MODULES
 
 ASKED = """
@@ -28,6 +30,6 @@ def test_warming_asks_for_no_accelerator() -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=COMMAND_S,
     )
     assert done.returncode == 0, done.stderr

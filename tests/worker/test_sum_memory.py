@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.processes import PATIENCE_S
 from tests.worker.sums import RouteEdges, places
 
 MIB = 1 << 20
@@ -67,7 +68,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
             peer = PeerConnection(f"rank {other}", 60.0, secret=f"{low} {high}", peer_rank=other)
             if rank == low:
                 line.send(peer.listen("127.0.0.1"))
-                peer.accept(60.0)
+                peer.accept(PATIENCE_S)  # the other one imports torch first
             else:
                 peer.connect("127.0.0.1", line.recv(), timeout_s=60.0)
             pairs[other] = peer

@@ -26,7 +26,7 @@ class Member:
 
     def __init__(self, number: int, file: str, identity: TlsIdentity | None) -> None:
         self.number, self.store = number, dist.FileStore(file, SIZE)
-        self.store.set_timeout(timedelta(seconds=60))
+        self.store.set_timeout(timedelta(seconds=240))  # the others import torch first
         options = MeshOptions(b"a secret of this test", identity=identity, enable_reconfigure=True)
         dist.init_process_group(
             "skyctl",
