@@ -21,6 +21,8 @@ values = dict(word[2:].split("=", 1) for word in sys.argv[1:] if word.startswith
 with open(values["marks"], "a") as marks:
     marks.write(f"{values['x']} {os.getpid()}\\n")
 print("argv", sys.argv[1:])
+while not os.path.exists(values.get("gate", "/")):
+    time.sleep(0.05)
 if values["x"] == "13":
     print("unlucky")
     sys.exit(7)
@@ -48,10 +50,13 @@ with open(values["marks"], "a") as marks:
 
 
 class Sweep:
-    """A script that marks each of its starts in a file, and what is known of its sweeps."""
+    """A script that marks each of its starts in a file, and what is known of its sweeps.
+
+    ``gate``: trials that are given it go on once it is there.
+    """
 
     def __init__(self, here: Skyctl) -> None:
-        self.here, self.marks = here, here.folder.parent / "marks"
+        self.here, self.marks, self.gate = here, here.folder.parent / "marks", here.folder.parent / "gate"
         (here.folder / "trial.py").write_text(TRIAL)
 
     @property
@@ -77,6 +82,12 @@ class Sweep:
 
     def until_runs(self, child: Command, count: int) -> None:
         until(lambda: len(self.starts) >= count, lambda: child.text)
+
+    def agent(self, start: int) -> int:
+        """The agent below which that start's trial runs."""
+        found = parent(parent(self.starts[start][1]))
+        assert found > 1, "the trial has ended"
+        return found
 
 
 @pytest.fixture
@@ -141,7 +152,8 @@ def test_the_largest_is_best_where_that_is_asked_for(sweep: Sweep) -> None:
 
 def test_interrupted_and_resumed_no_trial_runs_twice(sweep: Sweep) -> None:
     child = sweep.here.start(*sweep.words("--grid", "x=1,2,3,4,5,6,7", own=("--wait=2",)))
-    until(lambda: len(sweep.starts) >= 5, lambda: child.text)
+    sweep.until_runs(child, 4)
+    until(lambda: any(state["status"] == "done" for state in sweep.states()), lambda: child.text)
     child.interrupt()
     done = child.end(130)
     assert f"skyctl sweep --resume {sweep.folder.name}" in done.stderr
@@ -199,12 +211,13 @@ def test_trials_behind_the_median_are_stopped(sweep: Sweep) -> None:
 
 
 def test_trials_of_a_lost_node_run_elsewhere(sweep: Sweep) -> None:
-    words = sweep.words("--grid", "x=1,2,3,4,5", "--limit", "a,b", "--json", own=("--wait=3",))
+    words = sweep.words("--grid", "x=1,2,3,4,5", "--limit", "a,b", "--json", own=(f"--gate={sweep.gate}",))
     child = sweep.here.start(*words)
     sweep.until_runs(child, 2)
-    x, pid = sweep.starts[1]
+    x, _ = sweep.starts[1]
     (node,) = [s["device"][0] for s in sweep.states() if s["parameters"]["x"] == x]
-    os.kill(parent(parent(pid)), signal.SIGKILL)
+    os.kill(sweep.agent(1), signal.SIGKILL)
+    sweep.gate.touch()
     found = json.loads(child.end(0).stdout)
     assert [trial["status"] for trial in found["trials"]] == ["done"] * 5
     assert list(found["lost"]) == [node]
@@ -219,14 +232,15 @@ def test_a_node_lost_before_the_best_files_have_come(sweep: Sweep) -> None:
     (sweep.here.folder / "large.py").write_text(
         "import json, os, time\n"
         f"with open({str(sweep.marks)!r}, 'a') as marks: marks.write(f'1 {{os.getpid()}}\\n')\n"
-        "time.sleep(1)\n"
+        f"while not os.path.exists({str(sweep.gate)!r}): time.sleep(0.05)\n"
         f"os.truncate(os.open('model.bin', os.O_CREAT | os.O_WRONLY), {size})\n"
         "print(json.dumps({'loss': 1}))\n"
     )
     words = ("sweep", "large.py", "--metric", "loss", "--grid", "x=1", "--limit", "a,b", "--json")
     child = sweep.here.start(*words)
     sweep.until_runs(child, 1)
-    agent = parent(parent(sweep.starts[0][1]))
+    agent = sweep.agent(0)
+    sweep.gate.touch()
     until((sweep.folder / "best.new" / "files").exists, lambda: child.text)
     os.kill(agent, signal.SIGKILL)
     found = json.loads(child.end(0).stdout)
@@ -236,12 +250,13 @@ def test_a_node_lost_before_the_best_files_have_come(sweep: Sweep) -> None:
 
 
 def test_without_any_node_left_it_ends_and_can_be_resumed(sweep: Sweep) -> None:
-    child = sweep.here.start(*sweep.words("--grid", "x=1,2", "--limit", "a", own=("--wait=2",)))
+    child = sweep.here.start(*sweep.words("--grid", "x=1,2", "--limit", "a", own=(f"--gate={sweep.gate}",)))
     sweep.until_runs(child, 1)
-    os.kill(parent(parent(sweep.starts[0][1])), signal.SIGKILL)
+    os.kill(sweep.agent(0), signal.SIGKILL)
     done = child.end(4)
     assert "node a was lost" in done.stderr
     assert {state["status"] for state in sweep.states()} == {"waiting"}
+    sweep.gate.touch()
     found = sweep.document("sweep", "--resume", sweep.folder.name)
     assert [trial["status"] for trial in found["trials"]] == ["done", "done"]
 
