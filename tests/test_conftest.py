@@ -48,7 +48,7 @@ def _helpers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_leaks_are_named_and_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(__file__).with_name("conftest.py").read_text()
-    pytester.makeconftest(source.replace("PATIENCE_S = 5.0", "PATIENCE_S = 0.3"))
+    pytester.makeconftest(source.replace("PATIENCE_S = 20.0", "PATIENCE_S = 0.3"))
     pytester.makepyfile(LEAKS)
     monkeypatch.delenv("SKYCTL_REQUIRE_LAB", raising=False)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
@@ -68,7 +68,7 @@ def test_what_stays_on_the_machine_is_named_at_the_end(
 ) -> None:
     path = Path(f"/tmp/skyctl-test-{os.getpid()}")
     source = Path(__file__).with_name("conftest.py").read_text()
-    pytester.makeconftest(source.replace("PATIENCE_S = 5.0", "PATIENCE_S = 0.3"))
+    pytester.makeconftest(source.replace("PATIENCE_S = 20.0", "PATIENCE_S = 0.3"))
     pytester.makepyfile(KEPT.format(path=path))
     monkeypatch.setenv("SKYCTL_REQUIRE_LAB", "1")
     try:
