@@ -156,7 +156,7 @@ def test_others_go_on_beside_a_job_that_is_stopped_in_its_turn(start: Start, tmp
     def late() -> list[str]:
         return [job.job for listed in list_shared_devices(tmp_path) for job in listed.jobs if job.is_late]
 
-    holder.begin(1, 2.0)
+    holder.begin(1, 4.0)  # others wait longer than that until it is late
     until(lambda: [job for job in list_shared_devices(tmp_path)[0].jobs if job.holds])
     holder.process.send_signal(signal.SIGSTOP)
     waiting.begin(3, 0.01)
@@ -173,16 +173,16 @@ def test_others_go_on_beside_a_job_that_is_stopped_in_its_turn(start: Start, tmp
 
 def test_a_job_outlives_arbiters(start: Start, tmp_path: Path) -> None:
     one, two = start(name="one"), start(name="two")
-    one.begin(60, 0.01)
-    first = [one.span() for _ in range(2)]
-    two.begin(60, 0.01)
     for _ in range(3):
+        for job in (one, two):
+            job.begin(20, 0.01)
+        first = one.span()
         killed = until(lambda: arbiters(tmp_path))
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         until(lambda killed=killed: not set(killed) & set(arbiters(tmp_path)))
-    spans = [first + one.spans(), two.spans()]
-    assert [len(of_one) for of_one in spans] == [60, 60]
+        spans = [[first, *one.spans()], two.spans()]
+        assert [len(of_one) for of_one in spans] == [20, 20]
     for job in (one, two):
         job.begin(1, 0.001)
         assert len(job.spans()) == 1

@@ -31,7 +31,7 @@ from skyctl.turns.memory_admission import MemoryAdmission, MemoryNeed
 from skyctl.turns.turn_arbiter import TurnArbiter, TurnError
 from skyctl.turns.turn_policy import PACK, TurnPolicy, parse_turns
 
-RETURN_S = 0.2
+RETURN_S = 1.0
 LOOK_S = 0.1
 """So often an arbiter without jobs looks whether it may end."""
 MAX_LISTED_JOBS = 1000
