@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.helpers.commands import COMMAND_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +26,7 @@ def run(*words: object, cwd: Path, **more: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=COMMAND_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.helpers.commands import COMMAND_S
+from tests.helpers.processes import PATIENCE_S
 
 TORCH = version("torch").partition("+")[0]
 STUB = f"""\
@@ -124,7 +126,7 @@ class Index:
         parts = [part for part in path.split("/") if part]
         if parts[:1] == ["files"]:
             self.wheel_asked.set()
-            self.go_on.wait(30)
+            self.go_on.wait(PATIENCE_S)
             wheel = self.folder / parts[1].replace("%2B", "+")
             return (wheel.read_bytes() if wheel.is_file() else None), "application/octet-stream"
         names = [
@@ -248,14 +250,14 @@ class Site:
     def wait_end(self, child: subprocess.Popen[str]) -> None:
         """Waits for its end; one that does not come says where all its threads are."""
         try:
-            child.communicate(timeout=60)
+            child.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGABRT)
             pytest.fail(f"it goes on: {child.communicate(timeout=20)[1]}")
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         child = self.start(*words, **env)
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=COMMAND_S)
         return subprocess.CompletedProcess(words, child.returncode, out, err)
 
     def setup(self, *words: str, code: int = 0, **env: str) -> dict:

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.helpers.processes import PATIENCE_S, until
 
 from skyctl.inventory.cluster_file import read_cluster
 from skyctl.inventory.environment_registry import with_prepared_environments
@@ -227,13 +227,10 @@ def test_interrupted_while_a_python_is_brought(site, index, old: dict, number: s
     site.cluster(a=old)
     index.go_on.clear()
     child = site.start("setup", "--wheels", "wheels")
-    assert index.wheel_asked.wait(60)
+    assert index.wheel_asked.wait(PATIENCE_S)
     child.send_signal(number)
     site.wait_end(child)
-    deadline = time.monotonic() + 20
-    while (site.data / "skyctl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not (site.data / "skyctl").exists()
+    until(lambda: not (site.data / "skyctl").exists())
 
 
 @pytest.mark.slow
@@ -289,15 +286,12 @@ def test_interrupted_half_way(site, index, number: signal.Signals) -> None:
     site.cluster(a=site.bare("bare"))
     index.go_on.clear()
     child = site.start("setup", "--index-url", index.url)
-    assert index.wheel_asked.wait(60)
+    assert index.wheel_asked.wait(PATIENCE_S)
     assert len(site.environments) == 1  # half made
     child.send_signal(number)
     site.wait_end(child)
     assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    deadline = time.monotonic() + 20
-    while site.environments and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert site.environments == []
+    until(lambda: site.environments == [])
     assert site.kept == {}
     index.go_on.set()
     assert site.setup("--index-url", index.url)["a"]["status"] == "made"
@@ -310,7 +304,7 @@ def test_interrupted_while_wheels_are_fetched(site, index, number: signal.Signal
     site.cluster(a=site.bare("bare"))
     index.go_on.clear()
     child = site.start("setup", "--index-url", index.url, "--push")
-    assert index.wheel_asked.wait(60)
+    assert index.wheel_asked.wait(PATIENCE_S)
     child.send_signal(number)
     index.go_on.set()  # after a kill, its uv ends by itself
     site.wait_end(child)
