@@ -15,7 +15,7 @@ from tests.fuzz import samples
 import skyctl
 from skyctl.cli.examples import EXAMPLES
 
-from ..helpers.commands import run_here
+from ..helpers.commands import COMMAND_S, run_here
 
 HEAVY = ("torch", "ortools", "paramiko", "numpy", "jinja2", "yaml")
 
@@ -27,7 +27,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=COMMAND_S,
     )
 
 
@@ -44,7 +44,7 @@ def test_an_interrupt_in_executed_text_ends_with_130() -> None:
         "app.app = work\napp.main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=COMMAND_S
     )
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
@@ -66,7 +66,11 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
         f"except SystemExit as exc: print(exc.code, [m for m in {HEAVY} if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
     )
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
 
@@ -84,7 +88,7 @@ def run_without(unwanted: Sequence[str], folder: Path, *arguments: str, code: in
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=COMMAND_S,
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "[]"), done.stderr
 
@@ -128,7 +132,7 @@ def test_a_measured_workload_is_planned_without_torch_and_without_its_code(
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=COMMAND_S,
     )
     assert changed.returncode == 2
     assert "train.py has changed since it was measured" in changed.stderr

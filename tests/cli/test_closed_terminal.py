@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.helpers.commands import COMMAND_S
 
 SPEAKER = """\
 import sys
@@ -45,7 +46,7 @@ def test_what_is_said_after_the_terminal_is_closed_ends_nothing(tmp_path):
         while b"begun" not in printed:
             printed += os.read(here, 4096)
         os.close(here)
-        child.communicate("\n", timeout=60)
+        child.communicate("\n", timeout=COMMAND_S)
     finally:
         if child.poll() is None:
             child.kill()

@@ -15,6 +15,8 @@ import pytest
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command
 
+from ..helpers.commands import COMMAND_S
+
 SCRIPT = """
 import sys, time
 from typing import Annotated
@@ -75,7 +77,7 @@ def script(tmp_path: Path) -> list[str]:
 
 def run(script: list[str], *arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*script, *arguments], check=False, capture_output=True, text=True, timeout=60, **options
+        [*script, *arguments], check=False, capture_output=True, text=True, timeout=COMMAND_S, **options
     )
 
 
@@ -170,7 +172,7 @@ def test_signals_clean_up_first(script: list[str], signum: int, what: str, code:
     if signum == signal.SIGTERM:
         time.sleep(0.05)
         process.send_signal(signum)  # a second one does not cut the clean-up short
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=COMMAND_S)
     assert process.returncode == code
     assert out == ("cleaned up\n" if what == "wait" else "")
     assert "Traceback" not in err

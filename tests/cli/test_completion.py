@@ -13,6 +13,8 @@ import pytest
 
 from skyctl.files import RunPaths
 
+from ..helpers.commands import COMMAND_S
+
 PROGRAM = """\
 import sys
 sys.argv = ["skyctl", *sys.argv[1:]]
@@ -38,7 +40,7 @@ def complete(line: str) -> list[str]:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=COMMAND_S,
         check=False,
     )
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
@@ -91,7 +93,9 @@ def test_runs() -> None:
 def test_it_is_installed_where_it_is_asked_for() -> None:
     # The shell is found by looking at who started it: so bash must, and must wait for it.
     call = f"{sys.executable} -c {shlex.quote(PROGRAM)} --install-completion; exit $?"
-    done = subprocess.run(["bash", "-c", call], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-c", call], capture_output=True, text=True, timeout=COMMAND_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     home = Path(os.environ["HOME"])
     assert "_skyctl_completion" in (home / ".bash_completions" / "skyctl.sh").read_text()

@@ -12,6 +12,8 @@ import pytest
 
 from skyctl.inventory.cluster_file import read_cluster
 
+from ..helpers.commands import COMMAND_S
+
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +24,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def init(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "skyctl", "init", *arguments]
-    options = {"stdin": subprocess.DEVNULL, "timeout": 60}
+    options = {"stdin": subprocess.DEVNULL, "timeout": COMMAND_S}
     return subprocess.run(command, check=False, capture_output=True, text=True, **options)
 
 

@@ -12,9 +12,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from ..helpers.processes import PATIENCE_S
 from ..helpers.watched_runs import RUN_ID, add_steps, write_state
-
-PATIENCE_S = 60
 
 
 @contextmanager
