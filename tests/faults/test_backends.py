@@ -57,12 +57,7 @@ def three(another: Callable[..., Any]) -> Any:
 )
 def test_each_is_of_a_planned_pair_or_the_session(three: Any, form: str, backend: str) -> None:
     plan = planned(three, form)
-    long = (
-        "--steps",
-        "100000",
-        "--checkpoint-every",
-        "0",
-    )  # after a checkpoint it may go on with another plan
+    long = ("--steps", "100000", "--checkpoint-every", "0")  # at a checkpoint it may take another plan
     run = launch(three, plan.name, *long, "--backend", backend, "--json").wait_for(3)
     try:
         found, unexplained = explained(run, backend)
@@ -85,9 +80,7 @@ def test_over_gloo_a_rank_is_killed_and_then_a_connection_cut(three: Any) -> Non
     plan = planned(three, "hybrid")
     words = (plan.name, "--backend", "gloo", "--json", "--checkpoint-every")
     losses = losses_of(three.run_inside("launch", *words, "0", "--steps", str(STEPS), code=0))
-    run = launch(three, *words, "5", "--steps", str(3 * STEPS)).wait_for(
-        8
-    )  # it lasts until it is struck twice
+    run = launch(three, *words, "5", "--steps", str(3 * STEPS)).wait_for(8)  # it lasts for two strikes
     os.kill(run.rank("n2"), signal.SIGKILL)
     run.begins(2).wait_for(16)
     one, other = min(neighbours(plan))
