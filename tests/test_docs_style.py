@@ -1,4 +1,4 @@
-"""Long sentences and pages of hand-written documents are found, and nothing else."""
+"""Sentences and pages that are hard to read are found, and nothing else."""
 
 from __future__ import annotations
 
@@ -49,4 +49,26 @@ def test_a_long_page_is_named_but_the_contract(style: ModuleType, tmp_path: Path
     text = f"{SHORT} " * 65
     assert style.problems(pages(tmp_path, page=text, contract=text)) == [
         "docs/page.md: 2535 words, at most 2500"
+    ]
+
+
+def test_a_sentence_that_does_not_name_its_thing_is_named(style: ModuleType, tmp_path: Path) -> None:
+    text = "# What a turn is\n\nWhat is it? It holds. Who holds it\nwaits.\n\n- **Where** it is.\n"
+    assert style.problems(pages(tmp_path, page=text)) == [
+        "docs/page.md: name the thing: Who holds it waits.",
+        "docs/page.md: name the thing: Where** it is.",
+    ]
+
+
+def test_docstrings_and_comments_name_their_things(style: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    code = (
+        '"""What it holds."""\n\n# It is so.\n# Where not, it ends.\nTEXT = "What a text is."\n'
+        '"""Its text. Whoever reads it knows."""\n\n\ndef f():\n    """The text; what is in it."""\n'
+    )
+    (tmp_path / "src" / "it.py").write_text(code)
+    assert style.problems_of_code(tmp_path) == [
+        "src/it.py:1: name the thing: What it holds.",
+        "src/it.py:6: name the thing: Whoever reads it knows.",
+        "src/it.py:3: name the thing: Where not, it ends.",
     ]
