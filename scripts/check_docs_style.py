@@ -29,6 +29,8 @@ COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 FOLDERS = ("src", "tests", "benchmarks", "scripts")
 """Of code whose docstrings and comments are read."""
 NAMELESS = re.compile(r"(?:[-*#\s]|\*\*|\d+\.)*((?:What|Where|Who|Whoever)\b[^?]*)")
+MAYBE_NAMELESS = re.compile(r"\b(What|Where|Who|Whoever)\b")
+"""Other files need not be parsed."""
 SENTENCE_END = re.compile(r"[.!?][\"')*_`]*(?=\s|$)")
 
 
@@ -85,7 +87,8 @@ def problems_of_code(root: Path) -> list[str]:
     """A line for each docstring and comment with a sentence that does not name its thing."""
     out = []
     for path in sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py")):
-        for line, text in written_in_code(path.read_text(encoding="utf-8")):
+        source = path.read_text(encoding="utf-8")
+        for line, text in written_in_code(source) if MAYBE_NAMELESS.search(source) else ():
             out += [f"{path.relative_to(root)}:{line}: {NAME_IT}: {one[:80]}" for one in nameless(text)]
     return out
 
