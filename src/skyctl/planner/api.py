@@ -100,7 +100,7 @@ def assigned(
 ) -> Plan:
     """The plan a user has written: (device, start, stop) in pipeline order, half-open.
 
-    Where every device holds all layers (``parallel`` "data") it is (device, microbatches).
+    If every device holds all layers (``parallel`` "data"), each entry is (device, microbatches).
 
     Raises:
         InputError: ``parallel`` is "hybrid"; unknown or repeated device, an empty range, a gap, an overlap,
@@ -122,7 +122,7 @@ def assigned(
 
 
 def predict(problem: Problem, plan: Plan) -> Prediction:
-    """What ``plan`` would take on ``problem`` (its own problem, or other numbers for the same devices).
+    """The predicted step of ``plan`` on ``problem`` (its own problem, or other numbers for the same devices).
 
     Raises:
         InputError: no problem or no plan; the plan names devices the problem lacks, or covers other layers

@@ -83,7 +83,7 @@ class Candidate(NamedTuple):
 
 
 class TimeScale(NamedTuple):
-    """What times are multiplied by: of a device's layers and its work on gradients, of a link's seconds."""
+    """The factors of times: of a device's layers and its work on gradients, of a link's seconds."""
 
     device: Callable[[int], float]
     link: Callable[[tuple[int, int]], float]

@@ -240,7 +240,7 @@ class CostModel:
         return self._index[device]
 
     def link_cost(self, source: int, target: int) -> LinkCost:
-        """What messages from one device to another cost; nothing where no link is given."""
+        """The cost of messages from one device to another; nothing if no link is given."""
         return self.links.message_cost(source, target)
 
     def occupancy_s(self, source: int, target: int, boundary: int) -> tuple[float, float]:

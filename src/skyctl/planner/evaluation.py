@@ -56,7 +56,7 @@ class SearchResult:
 
 
 class BoundKind(Enum):
-    """What proves a lower bound on the slowest stage; the values are how a certificate's method names it."""
+    """Proofs of a lower bound on the slowest stage; the values are how a certificate's method names it."""
 
     VOLUME = "volume"
     PRICES = "prices"
@@ -72,7 +72,7 @@ class BoundKind(Enum):
 
 
 def simulation_input(model: CostModel, placement: Placement, execution: StageExecution) -> SimulationInput:
-    """What the simulator is given for one step of a candidate plan."""
+    """The simulator's input for one step of a candidate plan."""
     seconds = (model.forward_s, model.backward_s, model.optimizer_s, model.weight_s)
     overheads_s = [model.stage_overhead_s(*stage) for stage in placement]
     columns = zip(*(sums.of(placement) for sums in seconds), overheads_s, execution.recompute, strict=True)

@@ -53,7 +53,7 @@ class ExpertDevice:
 
     @property
     def room_bytes(self) -> int:
-        """What is left for experts."""
+        """The bytes that are left for experts."""
         return self.memory_bytes - self.held_bytes
 
 
@@ -104,7 +104,7 @@ class PlacementWitness:
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Who holds what.
+    """The devices that hold each expert, and the time that they take.
 
     Attributes:
         shares: by expert, its holders' names and the share of its tokens that each gets, 1 in all.

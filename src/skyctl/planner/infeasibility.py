@@ -127,7 +127,7 @@ def _total_shortage(model: CostModel) -> None:
 
 
 def _room_words(model: CostModel) -> str:
-    """What the roomiest devices have for layers, of all that they have."""
+    """The memory that the roomiest devices have for layers, of all that they have, in words."""
     named = heapq.nsmallest(MOST_NAMED, range(model.devices), key=lambda d: (-model.available_bytes[d], d))
     words = []
     for d in named:

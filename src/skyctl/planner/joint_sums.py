@@ -110,7 +110,7 @@ def last_sum_s(
 
 
 def longest_sum_s(groups: Sequence[SumGroup], loads: Sequence[Loads], ends_s: Mapping[int, float]) -> float:
-    """What sums take that are made next to the following step, in seconds: no step is shorter.
+    """The seconds of the sums that run next to the following step: no step is shorter.
 
     A group begins when the last of its replicas has ended its last backward. Every link and shared resource
     serves groups in order of their beginning, the later layers first where equal. The longest of what a group

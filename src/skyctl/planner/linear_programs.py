@@ -1,7 +1,7 @@
 """Prices and shares by linear programs (GLOP, of OR-Tools).
 
-Deadlines are by ``time.perf_counter``, in seconds. What a program says is only used as prices and shares;
-what these prove is computed from the problem's own numbers.
+Deadlines are by ``time.perf_counter``, in seconds. A program's answers serve only as prices and shares;
+the planner computes what these prove from the problem's own numbers.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ DevicePair = tuple[int, int]
 
 
 class LinkCost(NamedTuple):
-    """What messages from one device to another cost.
+    """The cost of messages from one device to another.
 
     ``shared``: for each shared resource that they occupy its index and the seconds a byte takes there.
     """
@@ -147,7 +147,7 @@ class LinkTables:
         return np.arange(self.devices**2).reshape(self.devices, self.devices)
 
     def message_cost(self, source: int, target: int) -> LinkCost:
-        """What activations from one device to another cost."""
+        """The cost of activations from one device to another."""
         pair = source, target
         cost = self._costs.get(pair)
         if cost is None:

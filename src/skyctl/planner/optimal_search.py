@@ -1,8 +1,8 @@
 """The optimal strategy: a good start, then the objective's own search; what it can't prove it bounds.
 
-Where stages may recompute their activations (memory for time, decided stage by stage), three ordinary
-problems stand in: one without recomputation, one where every stage recomputes, and their *relaxation*, with
-the times of the first and the memory of the second. No plan is better or needs less than the relaxation, so
+If stages may recompute their activations (memory for time, decided stage by stage), three ordinary problems
+stand in. One is without recomputation, in one every stage recomputes, and their *relaxation* has the times
+of the first and the memory of the second. No plan is better or needs less than the relaxation, so
 its bound holds for all plans, and where nothing fits there, nothing fits at all. If its best plan fits
 without recomputing, that is the answer. Else plans of all three are starts for a descent in which a stage
 recomputes where it would not fit otherwise.

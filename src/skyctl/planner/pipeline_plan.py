@@ -132,7 +132,7 @@ def _fastest_alone(model: CostModel) -> SearchResult:
 def _made_plan(
     model: CostModel, strategy: Strategy, result: SearchResult, began: float, *, whole_blocks: bool = False
 ) -> Plan:
-    """The plan with its certificate. Where depths are the plan's choice, the stages' are chosen last."""
+    """The plan with its certificate. If depths are the plan's choice, the stages get theirs last."""
     placement = result.placement
     costs = StepCosts(model.problem, model)
     slowdown = NO_SLOWDOWN if result.proved else ACCEPTED_SLOWDOWN

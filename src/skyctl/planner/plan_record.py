@@ -194,7 +194,7 @@ def read_placement(model: CostModel, plan: Plan) -> tuple[Placement, StageExecut
 
 
 def pipeline_simulations(plan: Plan) -> list[SimulationInput]:
-    """What the simulator is given for each pipeline of a plan by itself: its microbatches, and no sum.
+    """The simulator's input for each pipeline of a plan by itself: its microbatches, and no sum.
 
     Raises:
         InputError: see ``api.predict``.

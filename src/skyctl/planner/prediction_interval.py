@@ -2,9 +2,9 @@
 
 Every device's layer times, its overhead and every link's messages are multiplied by a factor of their own,
 and all of computing by one that they have in common (a machine is not the same while it trains as while it
-was probed). Factors are log-normal, with the uncertainties that the problem has. What a pipeline makes of
-them is the simulator's to say: the slowest of several stages is slower than the mean, so most intervals
-reach further up than down.
+was probed). Factors are log-normal, with the uncertainties that the problem has. The simulator tells what a
+pipeline makes of them. The slowest of several stages is slower than the mean, so most intervals reach
+further up than down.
 
 The draws are a Latin hypercube (McKay, Beckman and Conover 1979), and each figure's depend on its name
 alone: the same plan has the same interval, and two plans of one problem are compared under the same draws,
@@ -42,9 +42,9 @@ def with_interval(plan: Plan) -> Plan:
 
 
 def ratio_interval(slower: Plan, faster: Plan) -> tuple[float, float] | None:
-    """Where ``step_s`` of ``slower`` ÷ that of ``faster`` lies, with the same probability as an ``Interval``.
+    """The range of ``slower``'s ``step_s`` ÷ ``faster``'s, with the same probability as an ``Interval``.
 
-    None where either's problem has no uncertainties. Where it holds 1, neither can be called faster.
+    None where either's problem has no uncertainties. If it holds 1, neither can be called faster.
     """
     drawn = _drawn_ratios(slower), _drawn_ratios(faster)
     if drawn[0] is None or drawn[1] is None:

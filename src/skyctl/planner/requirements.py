@@ -1,4 +1,4 @@
-"""What a problem asks for that does not go together: one table, from which every refusal is made."""
+"""The requests of a problem that do not go together: one table, from which every refusal is made."""
 
 from __future__ import annotations
 

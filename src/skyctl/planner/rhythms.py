@@ -51,7 +51,7 @@ class StepEnds(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of a candidate takes; of a round, all of it.
+    """The step of a candidate, and the seconds that it takes; of a round, all of it.
 
     Attributes:
         candidate: of a round, with each pipeline's local steps.

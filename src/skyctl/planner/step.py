@@ -1,4 +1,4 @@
-"""What one step of a candidate takes, whatever its parallelism and rhythm: ``play``.
+"""The time of one step of a candidate, whatever its parallelism and rhythm: ``play``.
 
 Pipelines are played by themselves, then side by side where their messages share resources. When the sums of
 what they share count is the rhythm's: before the next step, next to it, after a round, or push by push
@@ -38,7 +38,7 @@ def play(
     simulated: Sequence[SimulationInput] | None = None,
     scale: TimeScale = AS_MEASURED,
 ) -> Step:
-    """What a step of a candidate takes, whether it fits in memory or not.
+    """The step of a candidate, whether it fits in memory or not.
 
     Args:
         simulated: by pipeline, what the simulator is given; None: the problem's times.

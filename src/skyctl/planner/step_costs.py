@@ -92,7 +92,7 @@ class StepCosts(SumCosts):
         return self._costs[microbatches]
 
     def simulated(self, pipeline: PlannedPipeline) -> SimulationInput:
-        """What the simulator is given for a pipeline by itself."""
+        """The simulator's input for a pipeline by itself."""
         if pipeline not in self._inputs:
             costs = self.costs(pipeline.microbatches)
             self._inputs[pipeline] = simulation_input(costs, pipeline.placement, pipeline.execution)

@@ -1,4 +1,4 @@
-"""What sums of gradients cost: the bytes of each layer, and the links and processors that they go over.
+"""The costs of sums of gradients: the bytes of each layer, and the links and processors that they go over.
 
 Devices are indices in the problem's order. The model is the contract's (``docs/contract.md``, Data
 parallelism, Hybrids).
@@ -26,7 +26,7 @@ SHORT_CHUNK_BYTES = 65536
 SLOW_BYTE_S = 4e-8
 """A line is slow from so many seconds a byte on: 200 Mbit/s."""
 EDGE_BYTES = 2 << 20
-"""What a replica keeps room for, for each edge of a route that arrives at it with partial sums."""
+"""The bytes that a replica keeps room for, per edge of a route that arrives at it with partial sums."""
 MOST_HELPERS = 4
 """Devices that may help any replicas over trees; of more, those with the fattest lines."""
 
@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class SumCosts:
-    """What the sums of one problem send, and over which lines. Read only.
+    """The bytes that the sums of one problem send, and over which lines. Read only.
 
     Attributes:
         links: tables of them.
@@ -120,7 +120,7 @@ class SumCosts:
         return [sizes[0] + math.fsum(late), *sizes[1:]]
 
     def edge_bytes(self, children: int) -> float:
-        """What a replica keeps more if so many edges of routes arrive at it.
+        """The further bytes that a replica keeps if so many edges of routes arrive at it.
 
         With a parameter server that is also a buffer for its own gradients, and at the root the weights that
         pushes are applied to, and a buffer for each other worker.

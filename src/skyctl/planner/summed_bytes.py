@@ -1,4 +1,4 @@
-"""What summing gradients sends, keeps and computes, by layer and format (``docs/contract.md``).
+"""The bytes that summing gradients sends, keeps and computes, by layer and format (``docs/contract.md``).
 
 ``powersgd:R`` sends a layer's gradients in two passes, one after the other: of a matrix of n × m numbers,
 where R · (n + m) < n · m, R · n and then R · m; everything else whole in the first.

@@ -1,4 +1,4 @@
-"""What stages that hold copies of shared parameters take to sum their gradients, at the end of a step."""
+"""The time that stages with copies of shared parameters take to sum their gradients, as a step ends."""
 
 from __future__ import annotations
 

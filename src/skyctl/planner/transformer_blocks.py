@@ -33,7 +33,7 @@ ORDER = ("embedding", "block", "norm", "head")
 
 
 class ModelPart(NamedTuple):
-    """What a layer belongs to: ``kind`` is one of ``ORDER``; ``number`` the block's, from 0 (else −1)."""
+    """A layer's part of the model: ``kind`` is one of ``ORDER``; ``number`` the block's, from 0 (else −1)."""
 
     kind: str
     number: int = -1

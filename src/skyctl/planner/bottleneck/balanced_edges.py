@@ -30,7 +30,7 @@ LAYER_ROUNDING = 1e-6
 
 
 class EdgeStep(NamedTuple):
-    """What taking an edge does: states ``source`` become states ``target``."""
+    """The step along an edge: states ``source`` become states ``target``."""
 
     edge: int
     source: Cut

@@ -207,7 +207,7 @@ def solve_covering(
     layers: int, far: Ints, sizes: list[int], deadline: float
 ) -> list[tuple[int, int, int]] | None:
     """Stages (class, start, farthest stop) that cover all layers, as a path from 0 that may step back, or
-    None: there are none (proved). Where no shorter stage needs more, the overlaps can be cut off.
+    None: there are none (proved). If no shorter stage needs more, the overlaps can be cut off.
 
     Args:
         far: [class, start] the largest stop that is allowed (the start itself: none).

@@ -1,8 +1,8 @@
 """Which plans keep every stage within a limit: exact, over every subset of devices, for few kinds of them.
 
 ``reach[subset]`` is the smallest q such that exactly these devices, in some order, hold layers [q, L): the
-number of stages from here to the end is known, so the memory of 1F1B is too. Where received messages wait
-in a window, a shorter stage may need more memory; then all q are kept, as the bits of an integer.
+number of stages from here to the end is known, so the memory of 1F1B is too. If received messages wait in
+a window, a shorter stage may need more memory; then the search keeps all q, as the bits of an integer.
 Source of the idea: ``best[S] = max over d of reach(best[S∖d], d, T)``, folklore of chains-on-chains.
 """
 

@@ -3,8 +3,8 @@
 With prices π ≥ 0, device d within T holds at most y_d = the largest sum of prices of any range that its time
 and memory allow; where Σ y_d < Σ π no plan keeps T. With π = work this is the volume bound, but one that
 knows that layers are whole. The best prices are the duals of linear relaxations: of layers cut anywhere (few
-constraints), or of ranges taken in fractions (Gilmore, Gomory 1961). Where memory depends on a stage's place,
-so does what a device can take there, and no two stages have the same place: an assignment, whose dual says
+constraints), or of ranges taken in fractions (Gilmore, Gomory 1961). If memory depends on a stage's place, so
+does what a device can take there. No two stages have the same place: that is an assignment, whose dual says
 what each device and each place can add.
 """
 
@@ -52,8 +52,8 @@ def _cheapest(reach: ReachTable) -> Floats:
 
 
 class PriceShares(NamedTuple):
-    """What a device of each class, and a stage at each place from the end, can take at most, in prices: a
-    stage takes no more than the sum of its two. ``spare``: all of that, less all layers."""
+    """The most that a device of each class, and a stage at each place from the end, can take, in prices.
+    A stage takes no more than the sum of its two. ``spare``: all of that, less all layers."""
 
     device: Floats
     place: Floats
@@ -98,7 +98,7 @@ class LayerPrices:
         return np.array([np.max(prefix[stops] - prefix) for stops in far])
 
     def shares(self, prefix: Floats, limit_s: float) -> PriceShares:
-        """What devices and places can take: by their places, where memory depends on them."""
+        """The most that devices and places can take: by their places, if memory depends on them."""
         model, sizes = self.reach.model, self.reach.sizes
         device = self.most(prefix, limit_s)
         place = np.zeros(model.max_stages)
@@ -170,7 +170,7 @@ def price_bound_s(
 
 
 def _nothing_fits(prices: LayerPrices, deadline: float) -> BoundKind | None:
-    """What proves that no plan fits in memory, however long it takes; None: nothing does."""
+    """The bound that proves that no plan fits in memory, however long it takes; None: none does."""
     if prices.refute(math.inf):
         return BoundKind.PRICES
     if prices.reach.unlimited:

@@ -1,7 +1,8 @@
 """Objective ``bottleneck``: the method that fits the problem, exact where one is.
 
 Few groups of devices: all subsets. Layers that repeat: edges between phases. Else: prices bound, beams find,
-CP-SAT decides what is left if the problem is small enough. What is not proved by the deadline is bounded.
+CP-SAT decides what is left if the problem is small enough. Without a proof by the
+deadline, the plan has a bound.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Whether a limit holds is a choice of one edge per device (``repeated_layers.py``). Potentials of the nodes
 refute limits, dynamic programming over the imbalance of the phases in a narrow window finds plans
-(``balanced_edges.py``). Where these two do not meet, the full window decides, and CP-SAT where that is too
+(``balanced_edges.py``). If these two do not meet, the full window decides, or CP-SAT if that is too
 wide or the edges found do not connect. Memory that depends on a stage's position is bounded by the least in
 flight, and a plan found is checked with the true numbers. From edges to a plan: one Eulerian path through all
 of them (Hierholzer 1873), then stages shortened to fit.

@@ -1,7 +1,7 @@
 """Layers that repeat, and what a device can hold of them: an edge from where a stage starts to where it ends.
 
-Where layers [a, b) have period p, what fits depends only on the phase (position mod p) a stage starts in, and
-any stage inside can be made shorter by p. So a stage is an edge between nodes: the positions before a, the p
+If layers [a, b) have period p, what fits depends only on the phase (position mod p) a stage starts in. Any
+stage inside can be made shorter by p. So a stage is an edge between nodes: the positions before a, the p
 phases, the positions after b; and per device only the longest range of each edge matters.
 """
 
@@ -159,7 +159,7 @@ class StageEdges:
         return np.stack(columns, axis=1)
 
     def candidates(self, low_s: float, high_s: float) -> Floats:
-        """What ranges of these edges take, in (low, high], sorted, equal ones (but for rounding) once."""
+        """The seconds of these edges' ranges, in (low, high], sorted, equal ones (but for rounding) once."""
         run, seconds = self.run, []
         for work in self.reach.work:
             for s in dict.fromkeys(s for s, _, _ in self._forward):

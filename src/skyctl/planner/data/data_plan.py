@@ -106,7 +106,7 @@ def _method(problem: Problem, strategy: Strategy, search: SetSearch) -> str:
 
 
 def _routes_word(placed: DataPlacement) -> str:
-    """What a candidate sums over, in a word."""
+    """The kind of routes that a candidate sums over, in a word."""
     layout = placed.group.layout
     if layout.trees:
         return "trees"
@@ -174,8 +174,8 @@ def _weighed_s(gain: float, placed: DataPlacement) -> float:
 def _even(model: ReplicaCosts, deadline: float) -> DataPlacement:
     """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement.
 
-    Helpers hold nothing, and a ring has none. Where the problem's ``sync`` asks for other routes, it is over
-    the fastest of these; with a parameter server it is a star at the first device.
+    Helpers hold nothing, and a ring has none. If the problem's ``sync`` asks for other routes, the sum goes
+    over the fastest of these. With a parameter server the routes are a star at the first one.
 
     Args:
         deadline: when trees are packed no further.

@@ -1,4 +1,4 @@
-"""What a device costs as a replica of all layers: time, exposed gradients, memory.
+"""The costs of a device as a replica of all layers: time, exposed gradients, memory.
 
 A plan of data parallelism has one pipeline of one stage on each of its replicas. Devices are indices in the
 problem's order. The model of time and memory is the contract's (``docs/contract.md``, Data parallelism).

@@ -38,7 +38,7 @@ def _hint(model: ReplicaCosts, other: str | None = None) -> str | None:
 
 
 def shortage_words(model: ReplicaCosts, device: int, children: int = 0) -> str:
-    """What a device needs to hold all layers, what it has, and how much it is short."""
+    """The memory that a device needs to hold all layers, what it has, and how much it is short, in words."""
     need, has = model.least_bytes(device, children), model.problem.devices[device].memory_bytes
     assert has is not None
     return (

@@ -1,4 +1,4 @@
-"""What no plan of some replicas can be faster than, whatever routes they sum over: cuts, and a level.
+"""Bounds that no plan of some replicas is below, whatever routes they sum over: cuts, and a level.
 
 Over trees a device may send over all of its lines at once; in a ring and in a star every byte that it sends
 goes over one.

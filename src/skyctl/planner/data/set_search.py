@@ -25,7 +25,7 @@ MOST_SETS = 5_000
 
 @dataclass(frozen=True)
 class SetSearch:
-    """What a search over sets has found. ``best`` None: no device has the memory.
+    """The result of a search over sets. ``best`` None: no device has the memory.
 
     ``complete``: every set was looked at or ruled out; else ``bound_s`` is what no plan can be faster than.
     ``prices``: of the sets whose trees were packed, where the bound needs them, and of the best one.
@@ -247,7 +247,7 @@ def least_extras_s(model: ReplicaCosts, usable: Sequence[int]) -> tuple[dict[int
 
 
 def _lower_bound_s(incumbent: Incumbent) -> float:
-    """What no plan can be faster than: the fastest device alone (the best so far), or the level of all.
+    """The seconds that no plan is below: the fastest device alone (the best so far), or the level of all.
 
     At that level, which leaves each device its own least extras and nothing of the others', as many
     microbatches are computed as the step has.

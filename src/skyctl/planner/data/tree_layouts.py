@@ -115,7 +115,7 @@ def _without_far_links(
 def route_network(
     model: ReplicaCosts, replicas: Sequence[int], helpers: Sequence[int] = (), *, processors: bool = False
 ) -> RouteNetwork:
-    """What routes among these replicas, over these helpers, may use; what has no link is free.
+    """The network for routes among these replicas, over these helpers; pairs without a link are free.
 
     Args:
         processors: replicas' processors count, and not only helpers', which have nothing else to do.

@@ -24,7 +24,7 @@ SAID: Mapping[Strategy, str] = {
     **unused_devices.SAID,
     "even": "it is to help, and the routes of equal shares do without it",
 }
-"""Where the strategy alone says why a device is unused."""
+"""The strategies that alone say why a device is unused, with what they say."""
 MOST_LAYOUTS = 1_000
 """Rings and stars that are looked at for all reasons together, about a second's worth."""
 
@@ -139,7 +139,7 @@ def _no_help(model: ReplicaCosts, placed: DataPlacement, device: int) -> str:
 
 
 def _unpaid(model: ReplicaCosts, placed: DataPlacement, device: int, beside: _Beside, claim: str) -> str:
-    """What it would cost to add the device, and from how many microbatches on it would pay."""
+    """The reason: what it would cost to add the device, and from how many microbatches on it would pay."""
     one_more = beside.with_one_more(device)
     added = one_more.best()
     if added is None:

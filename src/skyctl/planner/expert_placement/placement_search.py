@@ -84,7 +84,7 @@ def even_placement(problem: PlacementProblem) -> ExpertPlacement:
 
 @dataclass(frozen=True)
 class BetterPlacement:
-    """What is best for the steps that are left.
+    """The best placement for the steps that are left.
 
     Attributes:
         moves: (expert, the device that sends it, None: none has it; the device that receives it).

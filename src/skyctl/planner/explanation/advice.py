@@ -1,9 +1,9 @@
-"""What would help most: another choice, then small changes to the machines, each with a plan that shows it.
+"""The most helpful changes: another choice, then small ones to the machines, each with a plan that shows it.
 
 Every line is a claim of existence: with the change there is a plan that takes that much less (or, without a
 device, no more). The plans come from the heuristic on the changed problem and a short descent from the
-current plan; so more may be saved than is said, never less. What the same search finds without any change is
-not put down to the change.
+current plan; so more may be saved than is said, never less. The change gets no credit for a gain that the
+same search finds without it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _ranked(given: Sequence[Advice]) -> tuple[Advice, ...]:
 
 
 def _searched(plan: Plan, size: int, deadline: float) -> tuple[Advice, ...]:
-    """What the heuristic would save compared with a plan that was not searched for."""
+    """Advice to search, with what the heuristic would save over a plan that was not searched for."""
     model = CostModel(plan.problem)
     try:
         placement = good_placement(model, simulations=150 if size <= SMALL else 50, deadline=deadline)
@@ -240,7 +240,7 @@ class _AdviceSearch:
         return first_improvement(model, placement, value, neighbours, lambda: time.perf_counter() > stop)
 
     def changes(self) -> Iterator[ProblemChange]:
-        """What to try: first what costs nothing, then the most promising of each sort in turn."""
+        """The changes to try: first those that cost nothing, then the most promising of each sort in turn."""
         full = any(v.memory_share is not None and v.memory_share >= FULL for v in stage_views(self.plan))
         yield from free_changes(self.plan, full=full)
         sorts = [list(make()) for make in (self._memory, self._links, self._shared, self._devices)]

@@ -16,7 +16,7 @@ from skyctl.records.plan import Plan
 BUSY = 0.95
 """A stage with this share of the largest stage's work is not held back by its memory."""
 MOSTLY = 0.6
-"""Where even the busiest device works less than this share of the step, the rest is explained."""
+"""If even the busiest device works less than this share of the step, the reasons explain the rest."""
 NOTHING = 0.005
 PLAYED = 100_000
 """Stages × layers, or actions, from which on nothing is simulated again for that."""
@@ -55,7 +55,7 @@ class StageView:
 
 @dataclass(frozen=True)
 class BindingConstraint:
-    """What keeps the plan from being better, and in words how (``detail``)."""
+    """The resource that keeps the plan from being better, and in words how (``detail``)."""
 
     kind: Literal["device", "link", "shared", "memory"]
     name: str
@@ -138,7 +138,7 @@ def _much_is_idle(plan: Plan, busiest: StageView) -> bool:
 
 
 def _rest(plan: Plan, stage: int) -> str:
-    """What happens in a step while its busiest stage is idle, in words."""
+    """The part of a step in which its busiest stage is idle, explained in words."""
     model = CostModel(plan.problem)
     placement, execution = read_placement(model, plan)
     round_trips_s = sum(

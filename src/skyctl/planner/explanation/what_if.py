@@ -29,7 +29,7 @@ def sent_share(dtype: LinkDtype, activations: str) -> float:
 
 
 ChangeKind = Literal["schedule", "pin", "recompute", "link dtype", "memory", "link", "shared", "device"]
-"""What a change is about; the first four cost nothing but a flag."""
+"""The subject of a change; the first four cost nothing but a flag."""
 
 
 @dataclass(frozen=True)

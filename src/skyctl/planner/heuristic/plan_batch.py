@@ -233,7 +233,7 @@ class PlanBatch:
         )
 
     def cost_s(self, order: Ints, sizes: Ints) -> Array:
-        """What each plan costs by the closed form; infinite where it is not allowed.
+        """The cost of each plan by the closed form; infinite if the plan is not allowed.
 
         Exact for ``bottleneck``, sequential and GPipe, a lower bound for 1F1B, for eager 1F1B and zero-bubble
         an estimate with as many microbatches in flight as memory allows; shared resources count by their

@@ -9,8 +9,8 @@ best.
 The moves: layers handed from one stage to another (those between shift), two devices exchanged with their
 numbers of layers or part of the difference, an unused device taken instead of another, two neighbouring
 blocks of stages exchanged (a block of one: a stage moved), a block reversed, a stage dropped, an unused
-device inserted with a few layers. Where clusters of devices have slow links between them, single moves hardly
-ever lead from one good order of the clusters to another; so a search begins from several.
+device inserted with a few layers. If clusters of devices have slow links between them, single moves hardly
+ever lead from one good order of the clusters to another. So a search begins from several.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class _ExactSearch:
 
     @property
     def words(self) -> str:
-        """What was looked at."""
+        """The method, and how many pipelines and combinations it looked at."""
         return (
             f"branch and bound over hybrids: {self.model.plays} pipelines, {self.choices} choices of sets "
             f"and shares, {self.combined} combinations"

@@ -2,7 +2,7 @@
 
 Every layer has a price, none negative. In a step of T seconds a device that holds layers [i, j) of a pipeline
 with m microbatches takes m · (their prices) of all prices of all microbatches, M · Σ prices; what it can
-take at most follows from the least step of each (i, j, m) (``StageCosts``). Where all devices together take
+take at most follows from the least step of each (i, j, m) (``StageCosts``). If all devices together take
 less, there is no such step, whatever the prices are. The best prices for a T are the duals of pipelines in
 fractions (Gilmore, Gomory 1961), found by cutting planes.
 """

@@ -123,7 +123,7 @@ class HybridModel(StepCosts):
         return at_s
 
     def _least_sum_s(self, stage: StageAssignment) -> float:
-        """What its gradients keep its lines busy for in a step, at least."""
+        """The least seconds of a step for which the stage's gradients keep its lines busy."""
         line_s, sizes = self._line_s[stage.device], self.layer_bytes[stage.start : stage.stop]
         return max(math.fsum(sizes) * line_s[len(sizes) - 1], max(sizes) * line_s[0])
 
@@ -136,7 +136,7 @@ class HybridModel(StepCosts):
         )
 
     def step(self, draft: Draft, below_s: float = math.inf) -> Step | None:
-        """What a draft's step takes over the fastest rings and stars.
+        """The step of a draft over the fastest rings and stars.
 
         None: memory, a pin or a tie does not allow it, or it takes ``below_s`` or more.
         """

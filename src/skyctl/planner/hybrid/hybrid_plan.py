@@ -153,7 +153,7 @@ def raise_if_hopeless(model: HybridModel) -> None:
 
 
 def _no_room(model: HybridModel, device: int) -> str | None:
-    """What the device lacks for the smallest layer; None: one fits."""
+    """The memory that the device lacks for the smallest layer, in words; None: one fits."""
     least = min(model.base.need_bytes(i, i + 1, 1) for i in range(model.layers))
     room = model.base.available_bytes[device]
     if least <= room:

@@ -63,7 +63,7 @@ def _most_microbatches(model: HybridModel, step_s: float) -> int:
 
 
 def _least_after_s(model: HybridModel) -> float:
-    """What follows the last backward at least: a sum's way out and in, and the slowest optimizer."""
+    """The least seconds after the last backward: a sum's way out and in, and the slowest optimizer."""
     devices = range(model.devices)
 
     def nearest(d: int) -> float:

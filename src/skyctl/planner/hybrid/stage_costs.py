@@ -1,4 +1,4 @@
-"""What a step takes at least where a device holds a range of layers in one of several pipelines.
+"""The least seconds of a step in which a device holds a range of layers in one of several pipelines.
 
 A device holds layers [i, j) in a pipeline of m microbatches and of whichever other devices. It starts once
 one microbatch has passed the layers before i, computes m times forward and backward, and then the last
@@ -153,7 +153,7 @@ def _range_maximum(values: list[float]) -> Floats:
 
 
 class _Lines:
-    """What is certain of other devices and of the links to them, for each device."""
+    """Lower bounds on the times of other devices and of the links to them, for each device."""
 
     def __init__(self, model: CostModel) -> None:
         problem, count = model.problem, model.devices

@@ -2,7 +2,7 @@
 
 Exact is a best-first search over orders and cuts. A node fixes the first stages and which devices hold the
 rest; its bound is the longest path through its stages with the relaxation of the rest (``relaxation.py``). A
-node that is a whole plan is simulated. What is left in the heap is a valid bound whenever the search stops.
+node that is a whole plan is simulated. The least bound left in the heap is valid whenever the search stops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shapes of pipelines for the round-trip bound: numbers of stages, and where links are slow.
 
-Where devices fall into clusters, a plan's crossings are its boundaries between two of them. A set of shapes
+If devices fall into clusters, a plan's crossings are its boundaries between two of them. A set of shapes
 is all plans with so many stages and between so many crossings, wherever these are: one relaxed shape covers
 it, with what its boundaries cost at least and at most. Sets are halved, down to one number of crossings;
 those with fewer crossings than clusters are listed: every order of clusters and number of devices in each.

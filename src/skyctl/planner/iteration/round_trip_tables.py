@@ -1,4 +1,4 @@
-"""What the round-trip bound knows of devices and links: what devices can hold, and what messages cost.
+"""The tables of the round-trip bound on devices and links: what devices can hold, and what messages cost.
 
 A device holds whole layers within seconds and bytes, valued at one price per layer. Devices with fast links
 among them and slow ones between are clusters. Of a message's cost only ranges are kept, [least, most] seconds
@@ -26,7 +26,7 @@ CostRange = tuple[float, float]
 
 
 class DeviceCapacity:
-    """What each device can hold within a time: prices of layers, whole layers, memory.
+    """The most that each device can hold within a time: prices of layers, whole layers, memory.
 
     A layer's price is the least share of any device's time for everything; prices sum to 1 after scaling.
     ``rate[d]``: most price a second; ``least[d]``: least seconds of a stage with more than tiny layers, of
@@ -36,7 +36,7 @@ class DeviceCapacity:
     def __init__(
         self, model: CostModel, most_s: float, keep_deadline: Callable[[], None] = lambda: None
     ) -> None:
-        """What devices can hold in up to ``most_s`` seconds.
+        """Reckons what devices can hold in up to ``most_s`` seconds.
 
         ``keep_deadline``: asked before each long table; ends by an error of its own when time is out.
         """

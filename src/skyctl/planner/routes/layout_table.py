@@ -54,7 +54,7 @@ class LayoutTable:
         self._byte_s, self._latency_s, self._line_s = costs.byte_table, costs.latency_table, costs.line_table
 
     def terms(self, replicas: tuple[int, ...]) -> LayoutTerms:
-        """What these replicas, ascending, may sum over: two of them or more."""
+        """The layouts that these replicas, ascending, may sum over: two replicas or more."""
         rings: list[tuple[int, ...]] = []
         byte_s, latency_s = np.zeros(0), np.zeros(0)
         least_ring = None

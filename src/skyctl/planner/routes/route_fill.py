@@ -1,4 +1,4 @@
-"""What a sum takes beyond its bytes on the busiest link: messages pass a tree's edges one after another."""
+"""A sum's seconds beyond its bytes on the busiest link: messages pass a tree's edges one after another."""
 
 from __future__ import annotations
 

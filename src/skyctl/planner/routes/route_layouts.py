@@ -66,7 +66,7 @@ class Layout(NamedTuple):
         return dict.fromkeys(self.replicas, len(self.replicas) - 1) if len(self.replicas) > 1 else {}
 
     def use(self, latency_s: Mapping[Pair, float]) -> RouteUse:
-        """What one byte uses on all of its routes together; of a ring without looking at each of them.
+        """The links and devices that one byte uses on all routes; of a ring without looking at each of them.
 
         ``latency_s``: by link, 0 where there is none.
         """
@@ -88,7 +88,7 @@ class Layout(NamedTuple):
 
 
 class RouteUse(NamedTuple):
-    """What one byte of gradient uses on all of its routes together.
+    """The links and devices that one byte of gradient uses on all of its routes together.
 
     Attributes:
         links: by link, bytes sent over it.
@@ -106,7 +106,10 @@ class RouteUse(NamedTuple):
 
 
 def use_of(routes: Sequence[DeviceRoute], latency_s: Mapping[Pair, float]) -> RouteUse:
-    """What a byte uses on these routes; ``latency_s``: by link, 0 where there is none."""
+    """The links and devices that a byte uses on these routes.
+
+    ``latency_s``: by link, 0 where there is none.
+    """
     links: dict[Pair, float] = {}
     added: dict[int, float] = {}
     passed: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""What routes are called: a ring, a star, or trees where they are neither."""
+"""The names of routes: a ring, a star, or trees if they are neither."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EQUAL_SHARES = 1e-6
 
 
 class RoutesName(NamedTuple):
-    """What routes are, and the replicas: around a ring, else the root of the largest share first."""
+    """The kind of routes, and the replicas: around a ring, else the root of the largest share first."""
 
     kind: RoutesKind
     devices: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What routes may use: directed links, what several of them share, and processors; all in seconds a byte."""
+"""Resources of routes: directed links, what several of them share, and processors; all in seconds a byte."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ResourceUse(NamedTuple):
 
 
 class EdgeCosts(NamedTuple):
-    """What edges cost at given prices, [child, parent] upwards and [parent, child] downwards."""
+    """The costs of edges at given prices, [child, parent] upwards and [parent, child] downwards."""
 
     up: Floats
     down: Floats
@@ -119,7 +119,7 @@ class ResourcePricing:
         return EdgeCosts(both + (processors * self._add_s)[None, :], both)
 
     def use_of(self, tree: Tree) -> ResourceUse:
-        """What a byte over a tree uses; resources of which it takes no time are left out."""
+        """The resources that a byte over a tree uses, without those of which it takes no time."""
         count, shared = self.network.count, len(self.network.shared)
         used: dict[int, float] = {}
         for edges, adds in ((tree.up, True), (tree.down, False)):

@@ -10,7 +10,7 @@ from skyctl.planner.routes.arborescence import Floats
 
 
 def steiner_bound(costs: Floats, root: int, terminals: Iterable[int]) -> float:
-    """What no tree from ``root`` to all ``terminals`` costs less than; infinite where there is none.
+    """A lower bound on the cost of trees from ``root`` to all ``terminals``; infinite if there is no tree.
 
     The edges into a set of nodes that holds a terminal and not the root cost at least as much as the cheapest
     of them, which is paid, and taken off all of them, until every terminal is reached over edges that cost

@@ -155,7 +155,7 @@ class _Search:
     def _look_at(self, prices: Floats, roots: Sequence[int]) -> list[int]:
         """Adds trees that are cheaper at the program's own prices than its value; their new roots.
 
-        Where all roots are looked at the bound is what the cheapest of all trees costs.
+        If it looks at all roots, the bound is the cost of the cheapest of all trees.
         """
         priced = self._price(self.pricing.edge_costs(prices), roots)
         if len(roots) == len(self._roots):

@@ -49,7 +49,7 @@ def verify_expert_placement(problem: PlacementProblem, placement: ExpertPlacemen
 
 
 def lower_bound_s(problem: PlacementProblem, witness: PlacementWitness) -> float:
-    """What prices prove: no placement of the problem is faster. 0 where a price is no price."""
+    """The bound that prices prove: no placement of the problem is faster. 0 where a price is no price."""
     if not all(price >= 0 for price in (*witness.times, *witness.memory)) or not sum(witness.times):
         return 0.0
     prices = list(zip(problem.devices, witness.times, witness.memory, strict=True))

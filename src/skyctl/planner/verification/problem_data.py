@@ -173,14 +173,14 @@ class ProblemData:
         return sums(self.seconds(device))
 
     def fixed_bytes(self, start: int, stops: Ints, in_flight: int) -> Array:
-        """What [start, stop) needs for each of these stops, workspace left out."""
+        """The bytes that [start, stop) needs for each of these stops, workspace left out."""
         need: Array = self.state[stops] - self.state[start]
         need += in_flight * (self.activation[stops] - self.activation[start])
         need += self.problem.receive_window * (self.received[start] + self.received[stops])
         return need
 
     def need_bytes(self, start: int, stop: int, in_flight: int) -> float:
-        """What [start, stop) needs on any device, its reserved bytes left out."""
+        """The bytes that [start, stop) needs on any device, its reserved bytes left out."""
         fixed = float(self.fixed_bytes(start, np.array([stop]), in_flight)[0])
         return fixed + float(self.workspace[start:stop].max())
 
@@ -207,7 +207,7 @@ class ProblemData:
     def farthest(self, kind: DeviceKind, in_flight: int, below_s: float, work: Array) -> Ints:
         """Per start (0 … L − 1), the last boundary with less than ``below_s`` that fits (start: none).
 
-        What waits in a receive window is left out, which only lets more fit; so the result never shrinks
+        It leaves out what waits in a receive window, which only lets more fit. So the result never shrinks
         from one start to the next, pins apart.
         """
         begins = np.arange(self.layers)
@@ -260,13 +260,13 @@ def sums(values: Array) -> Array:
         return out.astype(np.float64)
 
 
-# What a device can hold of a model within seconds and bytes, for proofs about trips.
+# The part of a model that a device can hold within seconds and bytes, for proofs about trips.
 
 ROUND = 1e-9
 
 
 class DeviceBudget:
-    """What a device can hold of the model (1 in all) within seconds and memory.
+    """The part of the model (1 in all) that a device can hold within seconds and memory.
 
     A layer counts for the least share that it has of any device's time for everything. ``rate``: the most a
     device holds a second; ``least``: the least seconds of a stage, layers that count for little left out, and
@@ -325,7 +325,7 @@ class DeviceBudget:
         return starts, starts + 1 + np.arange(len(starts)) - np.repeat(np.cumsum(count) - count, count)
 
 
-# What a proof method says.
+# The answer of a proof method.
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def fastest_rings(wires: Wires, devices: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def _scale(line_s: np.ndarray, hop_s: np.ndarray) -> np.ndarray:
-    """What both columns are divided by, so that rounding takes off their last digits only."""
+    """The divisors of both columns, so that rounding takes off their last digits only."""
     return np.array([[line_s.max() or 1.0], [hop_s.max() or 1.0]])
 
 

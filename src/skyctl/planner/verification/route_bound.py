@@ -1,8 +1,8 @@
-"""What no routes among some replicas are faster than: cuts of their lines, and a certificate's prices.
+"""Bounds that no routes among some replicas are below: cuts of their lines, and a certificate's prices.
 
-Routes may go over helpers as well. Whatever prices of links, shared resources and helpers' processors: every
-tree to a root and back uses, weighted by price, no less than the cheapest does, and so do shares of trees;
-the busiest is used no less than the weighted mean. So the cheapest tree's cost ÷ the sum of prices is a
+Routes may go over helpers as well. Let links, shared resources and helpers' processors have any prices. Every
+tree to a root and back uses, weighted by price, no less than the cheapest does, and so do shares of trees.
+The busiest has no less use than the weighted mean. So the cheapest tree's cost ÷ the sum of prices is a
 bound (weak duality); nothing is trusted.
 """
 

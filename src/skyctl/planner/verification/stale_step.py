@@ -26,7 +26,7 @@ class StaleStep(NamedTuple):
 
 
 def stale_step(step: CheckedStep, read: ReadPlan) -> StaleStep:
-    """What each replica's clocks take on average; its route's root holds the weights."""
+    """The seconds that each replica's clocks take on average; its route's root holds the weights."""
     wires, size = step.sums.wires, math.fsum(step.sums.sizes)
     root = read.groups[0].trees[0].root
     optimizer_s = next(step.optimizer_s(stage) for stage in read.held if step.ids[stage.device] == root)
@@ -46,7 +46,7 @@ def stale_step(step: CheckedStep, read: ReadPlan) -> StaleStep:
 
 
 def check_server(plan: Plan, expected: StaleStep) -> list[Check]:
-    """Who holds the weights, and whether the predicted step is within its bounds."""
+    """Checks which device holds the weights, and whether the predicted step is within its bounds."""
     predicted, first = plan.predicted.stale, plan.pipelines[0].stages[0].device
     roots = [route.root for group in plan.sync.groups for route in group.routes] if plan.sync else []
     server = Check(

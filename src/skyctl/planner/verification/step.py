@@ -172,7 +172,7 @@ class CheckedStep:
     # Memory
 
     def stage_bytes(self, held: HeldRange) -> float:
-        """What it needs but for messages of sums: the contract's formula, and what sums and rhythm keep."""
+        """Its bytes but for messages of sums: the contract's formula, and what sums and rhythm keep."""
         layers = self.problem.layers[held.start : held.stop]
         kept = [x.activation_bytes for x in layers]
         once = [x.workspace_bytes for x in layers]
@@ -222,13 +222,13 @@ class CheckedStep:
         return need
 
     def need_bytes(self, held: HeldRange, groups: Sequence[SummedRange], chunk_bytes: int) -> float:
-        """What a stage needs, over all groups that it is part of."""
+        """The bytes that a stage needs, over all groups that it is part of."""
         name = self.ids[held.device]
         arriving = sum(children(group.trees).get(name, 0) for group in _groups_of(held, groups))
         return self.held_bytes(held, arriving, chunk_bytes)
 
     def helper_bytes(self, name: str, arriving: int, chunk_bytes: int) -> float:
-        """What a device needs that only adds and passes on what arrives over so many edges."""
+        """The bytes that a device needs if it only adds and passes on what arrives over so many edges."""
         return self.devices[name].reserved_bytes + edge_bytes(arriving, chunk_bytes)
 
     def fits(self, name: str, need_bytes: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a format of sums sends, keeps and computes, counted anew from records for ``verify``."""
+"""The bytes that a format of sums sends, keeps and computes, counted anew from records for ``verify``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verification says, and the checks that plans of every parallelism have in common."""
+"""The result of a verification, and the checks that plans of every parallelism have in common."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_certificate(plan: Plan) -> Check:
 
 
 def check_claims(problem: Problem, plan: Plan) -> list[Check]:
-    """What a plan says beside its step: how sure it is, and what a pipeline would take.
+    """Checks what a plan says beside its step: how sure it is, and what a pipeline would take.
 
     An interval's ends come from draws, and that pipeline is in no record: neither is found again here.
     """

@@ -200,7 +200,7 @@ def _helpers(step: CheckedStep, plan: Plan, read: ReadPlan) -> Check:
 
 
 def _shortage(step: CheckedStep, device: str, need: float) -> str | None:
-    """What is missing, in words; None where it fits."""
+    """The memory that is missing, in words; None if the need fits."""
     has = step.devices[device].memory_bytes
     if has is None or step.fits(device, need):
         return None

@@ -57,7 +57,7 @@ def prove_data(
 
 
 class _Limit:
-    """What devices can do in less than ``below_s`` seconds.
+    """The work that devices can do in less than ``below_s`` seconds.
 
     ``usable``: those that the pins and their memory let hold all layers.
     ``one_line``: every byte that a device sends goes over one of its lines, as in a ring or a star.
@@ -140,7 +140,7 @@ class _Limit:
         return self._busy_s(device, recompute, byte_s) + latency_s + optimizer_s
 
     def _busy_s(self, device: str, recompute: bool, byte_s: float) -> float:
-        """What its gradients take after its computing at least: on lines, or on its processor."""
+        """The least seconds of its gradients after its computing: on lines, or on its processor."""
         return max(self._exposed_s(device, recompute, byte_s), self._passed_s(device))
 
     def _passed_s(self, device: str) -> float:
@@ -199,7 +199,7 @@ class _Limit:
         return sum(max(0.0, count) for count in counts) < self.step.problem.microbatches
 
     def rings_and_stars(self, devices: Sequence[str]) -> Iterator[Trees]:
-        """What these may sum over without packed trees: the fastest rings of few, and stars."""
+        """The routes that these may sum over without packed trees: the fastest rings of few, and stars."""
         sync, wires = self.step.problem.sync, self.sums.wires
         if sync not in ("star", "server"):
             yield from (ring(order) for order in fastest_rings(wires, devices) or [tuple(devices)])

@@ -1,7 +1,7 @@
 """Goes through the hybrids of small problems one by one, for a bound that no prices prove.
 
-First all pipelines that alone, with whatever partners, would keep a limit. Where no disjoint ones of them
-take all microbatches together, no plan keeps it; else their sums are played as well, plan by plan.
+First all pipelines that alone, with whatever partners, would keep a limit. If no disjoint ones of them
+take all microbatches together, no plan keeps it. Else it plays their sums as well, plan by plan.
 """
 
 from __future__ import annotations

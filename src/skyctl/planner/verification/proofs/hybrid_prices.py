@@ -4,7 +4,7 @@ Every layer has a price, none negative. Let u of a device be the most that m · 
 can be, over all i, j and m with which it could be part of a step below the limit: a microbatch's way to it
 and on from it to the end, its own computing, its gradients' way out and in, and its optimizer, each no longer
 than it takes at least; with a delay its gradients' way is a limit by itself, beside the rest. A plan of two
-pipelines or more takes M · Σ prices in all, on devices that are used once. Where Σ u is less, no such plan is
+pipelines or more takes M · Σ prices in all, on devices that are used once. If Σ u is less, no such plan is
 below the limit, whatever the prices. Sums go over rings or stars.
 """
 
@@ -94,7 +94,7 @@ def _fastest(rates: Array, most: int) -> Array:
 
 
 class _StageLimit:
-    """What a device can take of a step below a limit, as a part of one of several pipelines."""
+    """The most that a device can take of a step below a limit, as a part of one of several pipelines."""
 
     def __init__(self, step: CheckedStep, below_s: float) -> None:
         self.step = step

@@ -44,7 +44,7 @@ def prove_by_sets(step: CheckedStep, below_s: float) -> Proof:
 
 
 def _least_after_s(step: CheckedStep) -> float:
-    """What follows the last backward at least: a sum's way out and in, and the slowest optimizer."""
+    """The least seconds after the last backward: a sum's way out and in, and the slowest optimizer."""
     wires, ids = step.sums.wires, step.ids
     latency_s = min(
         min(wires.latency_s.get((a, b), 0.0) for b in ids if b != a)

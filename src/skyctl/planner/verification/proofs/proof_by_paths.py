@@ -7,9 +7,9 @@ the first of them, the least seconds over all their orders and cuts
 Both are made from the last stage on, from what every play of a schedule has to wait for (``_least_span``). A
 depth-first search then places stages from the first one on, and leaves a branch where the stages placed,
 with the tables for the rest, make a path as long as the limit. Shared resources count as one more limit on
-a message. For eager 1F1B, whose depth is the plan's choice, the paths allow any depth. Where stages may
-recompute, one does if it does not fit otherwise. Where messages queue for what they share, a step may become
-shorter if one that need not recompute does: then all choices are simulated.
+a message. For eager 1F1B, whose depth is the plan's choice, the paths allow any depth. If stages may
+recompute, one does where it does not fit otherwise. If messages queue for what they share, a step may become
+shorter when a stage that need not recompute does: then the proof simulates all choices.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PathTables:
                         self._tail(chosen, d)
 
     def in_flight(self, stages: int) -> int:
-        """What the paths may take as in flight for a stage with that many to the end."""
+        """The number in flight that the paths may assume for a stage with that many to the end."""
         return self.m if self.problem.schedule == EAGER else self.facts.least_in_flight(stages)
 
     def barred(self, device: int, stages: int) -> Array:

@@ -12,11 +12,11 @@ microbatches, each of these is a chain of waiting in every play of the schedule,
   the M − 1 − k_s microbatches left, v_e − u_s for every k_s − k_e + 1 of them (out to stage e and back).
 
 So for a limit and an interval of P every u_s, v_s and t_s lies between two numbers, found by going
-through the pipeline there and back. What the devices can hold then, whole layers within t_s and all t_s
-within P less the links, must be the whole model, or no plan of that shape is below the limit. Shapes are gone
-through from coarse to fine: all plans of a number of stages; where that does not rule them out and links fall
-into near and far ones, those that cross between sites so or so often; for each number of crossings, where
-these are fewer than the sites, the orders of the sites with numbers of devices in each.
+through the pipeline there and back. The devices must then be able to hold the whole model, in whole layers
+within t_s and with all t_s within P less the links. Else no plan of that shape is below the limit. Shapes are
+gone through from coarse to fine: all plans of a number of stages; where that does not rule them out and links
+fall into near and far ones, those that cross between sites so or so often; for each number of crossings,
+where these are fewer than the sites, the orders of the sites with numbers of devices in each.
 """
 
 from __future__ import annotations

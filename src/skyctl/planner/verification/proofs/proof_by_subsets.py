@@ -3,8 +3,8 @@
 Stages are placed from the last one on, so the number of stages to the end, and with it 1F1B's memory, is
 known. Per set of devices (identical ones are counted, not named) what is kept is the first layer q such that
 exactly these devices can hold [q, L); a smaller q leaves less to do and a stage may always be shortened, so
-the least q is enough. Where received messages wait in a window, a shorter stage may need more memory: then
-every q is kept, a row of booleans per set. Sets of one size are taken together, in numpy.
+the least q is enough. If received messages wait in a window, a shorter stage may need more memory: then
+the table keeps every q, a row of booleans per set. Sets of one size are taken together, in numpy.
 """
 
 from __future__ import annotations

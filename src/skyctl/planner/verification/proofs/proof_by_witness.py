@@ -3,8 +3,8 @@
 Every layer has a price π, of any sign, and every place in the pipeline, counted from the last stage, a price
 v ≥ 0. Let u of a device be the most, over the places, that a range of layers which it can hold there in less
 than the limit is worth above the place's price, and at least 0. A plan below the limit would split all layers
-into such ranges, on devices and in places that are each used at most once, so Σ π ≤ Σ u + Σ v. Where
-Σ u + Σ v is less than Σ π there is none, whatever the prices are and wherever they come from.
+into such ranges, on devices and in places that are each used at most once, so Σ π ≤ Σ u + Σ v. If
+Σ u + Σ v is less than Σ π, there is none, whatever the prices are and wherever they come from.
 
 The prices of the layers' linear relaxations, of places, and the potentials of repeated layers (λ at every
 boundary: π = 1 + λ(after) − λ(before)) are all of this form. Memory is taken with the least number in flight
