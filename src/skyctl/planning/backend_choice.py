@@ -1,4 +1,4 @@
-"""What carries tensors between a run's ranks (``--backend``): what each can't do, and which one is chosen."""
+"""The backends that carry a run's tensors (``--backend``): what each can't do, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check_backend_of_plan(plan: Plan, *, encrypt: bool) -> None:
 
 
 def backend_of(plan: Plan) -> Backend:
-    """What carries a plan's tensors; ours where it does not say."""
+    """The backend that carries a plan's tensors; ours if the plan does not say."""
     return SKYCTL if plan.backend is None else plan.backend.backend
 
 
@@ -106,7 +106,7 @@ def uncarried(backend: Backend, devices: Iterable[str]) -> list[str]:
 def with_asked_backend(plan: Plan, backend: Backend | None, *, encrypt: bool = False) -> Plan:
     """The plan, to be run over a backend that the user names; None: over its own.
 
-    What was chosen for it, and not asked for, gives way to ours where it does not carry all devices.
+    A backend chosen for it, and not asked for, gives way to ours if it does not carry all devices.
 
     Args:
         encrypt: its run is; then it gives way, too.
@@ -184,9 +184,9 @@ def weigh_gloo(gloo_s: float, skyctl_s: float, helpers: Sequence[str] = ()) -> B
 
 
 def replanned_choice(current: BackendChoice | None, plan: Plan) -> BackendChoice | None:
-    """What carries the tensors of a plan that takes another one's place, whose backend was ``current``.
+    """The backend of a plan that takes another one's place, whose backend was ``current``.
 
-    What a user asked for stays. What was chosen stays where it carries all devices, else ours takes over.
+    One that a user asked for stays. A chosen one stays if it carries all devices, else ours takes over.
     """
     chosen = _given_way(current, plan)
     if chosen is None or chosen.is_asked:
@@ -230,7 +230,7 @@ def profile_over(
     """The profile as if its messages went over that backend, and the devices whose costs over it are unknown.
 
     Devices whose tensors it does not carry are left out; those without its figures keep those of ``skyctl``,
-    and so do all over NCCL, which nothing has measured. What links take more than loopback stays.
+    and so do all over NCCL, which nothing has measured. The seconds that links take beyond loopback stay.
 
     Args:
         only_nodes: those that may be used; None: all.
@@ -298,7 +298,7 @@ def with_ring_costs(profile: Profile, links: Sequence[LinkProfile]) -> Profile |
 
 
 def _more_byte_s(device: DeviceProfile) -> float:
-    """What a byte's sending or receiving takes more over Gloo than over ours, on loopback."""
+    """The seconds that sending or receiving a byte takes more over Gloo than over ours, on loopback."""
     if device.gloo is None:
         return 0.0
     return (device.gloo.handling_byte_s - device.handling_byte_s) / (2 * HANDLING_NEIGHBOURS)

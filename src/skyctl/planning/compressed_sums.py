@@ -1,4 +1,4 @@
-"""What a problem with compressed sums needs besides: the shapes of its layers' gradients."""
+"""The data that a problem with compressed sums needs besides: the shapes of its layers' gradients."""
 
 from __future__ import annotations
 

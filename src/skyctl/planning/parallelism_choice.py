@@ -40,7 +40,7 @@ ParallelismSearch = Callable[[Parallel, float], Plan]
 
 @dataclass(frozen=True)
 class ParallelismResult:
-    """What looking for plans of one parallelism came to.
+    """The result of looking for plans of one parallelism.
 
     Attributes:
         plan: the best that was found.
@@ -144,7 +144,7 @@ def choose_parallelism(search: ParallelismSearch, left_out: Mapping[Parallel, st
 
 
 def look_for(parallelism: Parallel, search: ParallelismSearch, limit_s: float) -> ParallelismResult:
-    """What looking for plans of one parallelism comes to."""
+    """The result of looking for plans of one parallelism, also if there are none."""
     try:
         return ParallelismResult(parallelism, search(parallelism, limit_s))
     except (InfeasibleError, UndecidedError) as exc:

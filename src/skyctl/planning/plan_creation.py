@@ -173,7 +173,7 @@ def parallelisms_left_out(options: PlanOptions, problem: Problem | None = None) 
 
 
 def _rhythm(options: PlanOptions, problem: Problem | None) -> Rhythm:
-    """What was asked for, or else what the problem has."""
+    """The rhythm that the options ask for, or else the problem's."""
     default = problem.rhythm if problem is not None else Rhythm()
     return default if options.rhythm is None else options.rhythm
 
@@ -225,7 +225,7 @@ def _plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
 def _plan_least_memory(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
     """A plan where no quick one fits: by the simplest schedule, in half of the time, then with least memory.
 
-    What is proved for the schedule with the least memory holds for all.
+    A proof for the schedule with the least memory holds for all.
     """
     now = time.perf_counter()
     try:

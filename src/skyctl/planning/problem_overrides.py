@@ -1,4 +1,4 @@
-"""What the command line says of a problem, in place of what its file or the defaults say."""
+"""The command line's values of a problem, in place of those of its file or the defaults."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def owned_devices(problem: Problem, flag: str, names: Sequence[str] | None) -> t
 
 
 def parallelism_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, object]:
-    """What the options say of a problem's parallelism, as its fields; ``parallel``: the one that it comes to.
+    """The fields of a problem that the parallelism's options give; ``parallel``: the one that it comes to.
 
     Raises:
         InputError: what does not go with that parallelism (with ``auto`` parallelisms are left out instead).

@@ -1,4 +1,4 @@
-"""What options say of rounds and their owners, as fields of a problem."""
+"""The options of rounds and their owners, as fields of a problem."""
 
 from __future__ import annotations
 

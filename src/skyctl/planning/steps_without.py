@@ -1,4 +1,4 @@
-"""What steps take while nodes of a plan are away, and with others: the same model of a step, of who is there.
+"""Predicts steps while nodes of a plan are away, and with others: the same model of a step, for those there.
 
 Nothing is planned anew. The pipelines that are left keep their stages, share out the step's microbatches by
 their predicted pace and sum over what is left of the routes, as ranks do with ``--elastic``
@@ -30,7 +30,7 @@ MOST_NODES = 64
 
 @dataclass(frozen=True)
 class StepWithout:
-    """What a step takes without a node.
+    """The time that a step takes without a node.
 
     Attributes:
         step_s: predicted seconds; None: no pipeline is left.
@@ -162,7 +162,7 @@ class RemainingSteps:
     def _candidate(
         self, left: Collection[int], away: Collection[str], entered: Collection[str] = ()
     ) -> Candidate:
-        """What those pipelines make of a step, and the devices that have entered."""
+        """The candidate of a step by those pipelines and the devices that have entered."""
         if self._used.isdisjoint(away) and not entered:
             return self._planned
         gone = [placement for number, placement in enumerate(self._planned.placements) if number not in left]

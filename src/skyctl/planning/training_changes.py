@@ -1,4 +1,4 @@
-"""What would train faster, but changes what is trained: never done unasked, said with its figure.
+"""Changes that speed training up, but change what is trained: never done unasked, said with their figures.
 
 Every change is a claim of existence, from a quick plan of the changed problem: more may be gained.
 """
