@@ -1,1 +1,1 @@
-"""What is known of a cluster: a profile's problem, and what runs have shown since it was measured."""
+"""The knowledge of a cluster: a profile's problem, and what runs have shown since it was measured."""

@@ -1,4 +1,4 @@
-"""What of a cluster has changed since it was measured: devices, versions, processors, memory.
+"""The changes in a cluster since it was measured: devices, versions, processors, memory.
 
 Used before a run, where the plan remembers what was measured, and by ``probe --quick``.
 """
@@ -41,7 +41,7 @@ class ClusterChangedError(MismatchError):
 
 
 def machines_of(profile: Profile, ids: Collection[str]) -> tuple[Machine, ...]:
-    """What a plan remembers of those devices, as far as their nodes are in the profile."""
+    """The machines of those devices, as plans remember them, as far as their nodes are in the profile."""
     nodes = {node.name: node for node in profile.nodes}
     return tuple(
         Machine(
@@ -59,7 +59,7 @@ def machines_of(profile: Profile, ids: Collection[str]) -> tuple[Machine, ...]:
 
 
 def machine_changes(then: Machine, now: Machine) -> list[ClusterChange]:
-    """What differs of one device. Of Python only the first two numbers count, of torch everything."""
+    """The differences of one device. Of Python only the first two numbers count, of torch everything."""
     # Of a CPU that is another one, device and processor are the same change.
     same_twice = then.name != now.name and then.name == then.cpu_model
     changes = [
@@ -110,7 +110,7 @@ def plan_changes(
 def entering_changes(
     plan: Plan, device: str, fact: EnvironmentEvent, beside: EnvironmentEvent | None, need: float
 ) -> list[ClusterChange]:
-    """What keeps a device from entering a run of the plan, or is not as it was measured.
+    """The changes that keep a device from entering a run of the plan, and those since it was measured.
 
     Args:
         fact: what its rank found.
@@ -154,7 +154,7 @@ def _torch_changes(devices: Sequence[str], facts: Mapping[int, EnvironmentEvent]
 def _memory_changes(
     plan: Plan, devices: Sequence[str], facts: Mapping[int, EnvironmentEvent]
 ) -> list[ClusterChange]:
-    """Where less is free than the plan needs; devices that draw from one pot need it together.
+    """The devices with less free memory than the plan needs; those that draw from one pot need it together.
 
     Helpers, which hold no more than a few chunks, are left out.
     """
@@ -173,7 +173,7 @@ def _memory_changes(
 
 
 def local_memory_changes(plan: Plan, nodes: Collection[str], free_bytes: float) -> list[ClusterChange]:
-    """Where ranks on this machine need more memory together than is free: before any of them is started.
+    """The shortage if ranks on this machine need more memory together than is free, before any is started.
 
     ``plan_changes`` asks the ranks themselves, and as many as fill the memory by starting could not answer.
 

@@ -1,4 +1,4 @@
-"""What runs have seen since the probe, put to the problem that is planned. Pure."""
+"""Corrections of the problem that is planned, by what runs have seen since the probe. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Subject = tuple[str, "str | None"]
 
 @dataclass(frozen=True)
 class Corrections:
-    """What to change of a problem: by device how many times its layers' seconds, by link another rate.
+    """The changes to a problem: by device how many times its layers' seconds, by link another rate.
 
     ``spreads``: by device, how far its runs were from each other, which makes its times less sure.
     """
@@ -130,7 +130,7 @@ class LearnedEstimates:
 
 @dataclass(frozen=True)
 class LearnedCorrections:
-    """What a profile's evidence says at one microbatch size, and the estimates that it comes from."""
+    """The corrections by a profile's evidence at one microbatch size, and the estimates behind them."""
 
     corrections: Corrections = Corrections()
     estimates: LearnedEstimates = LearnedEstimates()
@@ -160,9 +160,9 @@ def learn_corrections(profile: Profile, microbatches: int) -> LearnedCorrections
 
 
 def estimate_profile(profile: Profile) -> LearnedEstimates:
-    """What is believed of each device and link that anything was seen of since the probe.
+    """The estimate for each device and link of which anything was seen since the probe.
 
-    Where one device of a run was disturbed or is in doubt, nothing else of that run counts: its neighbours
+    If one device of a run was disturbed or is in doubt, nothing else of that run counts. Its neighbours
     waited for it, and had a machine that they share to themselves.
     """
     if profile.workload is None:

@@ -1,11 +1,11 @@
-"""What was seen of one device or link since the probe, weighed into a factor of the probe's seconds. Pure.
+"""The evidence of one device or link since the probe, weighed into a factor of the probe's seconds. Pure.
 
 One disturbed run must not move the next plan, while what is slow for good has to be known soon. Both follow
 from one rule, applied to everything seen in the order of its dates (``weigh``):
 
-- What is within the allowance of the factor believed so far is agreement: the weighted median counts.
-- What is faster is believed at once: something else slows a device down, nothing makes it faster than it is.
-- What is slower contradicts, and counts for nothing until it is settled: by a new measurement of that node,
+- Evidence within the allowance of the factor believed so far is agreement: the weighted median counts.
+- Faster evidence is believed at once: something else slows a device down, nothing makes it faster than it is.
+- Slower evidence contradicts, and counts for nothing until it is settled: by a new measurement of that node,
   by ``BELIEVED_RUNS`` runs that agree with each other, or by one that lasted ``BELIEVED_S``.
 - Of a run that was uneven only that counts: what slows a device down for good is seldom even.
 """
@@ -51,7 +51,7 @@ class Dismissal:
 
 @dataclass(frozen=True)
 class LearnedEstimate:
-    """What is believed of one device or link.
+    """The estimate for one device or link.
 
     Attributes:
         factor: seconds ÷ the probe's.
@@ -132,7 +132,7 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def weigh(evidence: Sequence[Evidence], scale: Scale) -> LearnedEstimate:
-    """What all evidence of one device or link says together."""
+    """The estimate that all evidence of one device or link gives together."""
     estimate = LearnedEstimate()
     for piece in sorted(evidence, key=_order):
         estimate = (

@@ -1,4 +1,4 @@
-"""What a plan says of the runs that it learned from: what is used of which, what is not and why."""
+"""A plan's notes on the runs that it learned from: what is used of which, what is not and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyctl.records.profile import Observation, Remeasurement
 
 
 def learned_notes(learned: LearnedCorrections) -> list[str]:
-    """What the corrections come from, and what was seen and is not used."""
+    """The sources of the corrections, and the evidence that is not used, in words."""
     corrections, estimates = learned.corrections, learned.estimates
     by_source: dict[str, list[str]] = {}
     for (device, target), estimate in estimates.by_subject.items():
@@ -35,7 +35,7 @@ def spread_text(observation: Observation) -> str:
 
 
 def _source_text(sources: Sequence[Observation], remeasured: Remeasurement | None) -> str:
-    """Where a factor comes from."""
+    """The source of a factor, in words."""
     again = "" if remeasured is None else f"measured again on {remeasured.seen}"
     if not sources:
         return f"as {again}"
@@ -45,7 +45,7 @@ def _source_text(sources: Sequence[Observation], remeasured: Remeasurement | Non
 
 
 def _unused_notes(estimates: LearnedEstimates) -> list[str]:
-    """What is not used, and why; each run that was disturbed once."""
+    """The evidence that is not used, and why; each run that was disturbed once."""
     notes = [contradiction_text(contradiction) for contradiction in estimates.contradictions]
     for estimate in estimates.by_subject.values():
         notes += [_dismissal_text(gone, estimates) for gone in estimate.dismissals]

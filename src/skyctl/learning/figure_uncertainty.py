@@ -43,11 +43,11 @@ AWAKE_SHARE = 0.02
 MOST_BY_SLICES = 0.5
 """Of steps shorter than a pause: most have none, the others several times as long."""
 LEAST_LEFT = 0.1
-"""Where less of a device was left to the probe, its times are not known any worse than with that."""
+"""If less of a device was left to the probe, its times count as known no worse than with that."""
 
 
 def combine_uncertainties(*parts: float) -> float:
-    """What independent parts come to; at most what a problem may say, which is as good as not known."""
+    """The uncertainty of independent parts; at most what a problem may say, which is as good as not known."""
     return min(MOST_UNCERTAINTY, math.hypot(*parts))
 
 
@@ -104,7 +104,7 @@ def _sampling(device: DeviceProfile, shape: ShapeProfile) -> tuple[float, float]
 
 
 def _others(conditions: Conditions | None) -> float:
-    """What may come of others' being busier, or less busy, in the run."""
+    """The uncertainty from others' being busier, or less busy, in the run."""
     if conditions is None:
         return 0.0
     left = (1.0 if conditions.share is None else conditions.share) * (1.0 - (conditions.stolen_share or 0.0))

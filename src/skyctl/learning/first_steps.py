@@ -87,7 +87,7 @@ def _record(key: PartKey, part: _Part) -> DeviatingPart:
 
 
 def _measured_parts(plan: Plan, done: Measurement) -> Iterator[tuple[PartKey, _Part]]:
-    """What was measured of devices and links."""
+    """The parts of devices and links, as they were measured."""
     for replica in done.replicas:
         took_s, planned_s = _layers_s(replica), _layers_s(replica.predicted)
         if planned_s > 0 and took_s > 0:
@@ -129,7 +129,7 @@ def _played_steps(
 
 
 def _waiting(plan: Plan, done: Measurement) -> DeviatingPart:
-    """What a step takes beside the layers of the device that computes the longest, and beside the sum."""
+    """The time of a step beside the layers of the device that computes the longest, and beside the sum."""
     busiest = max(done.replicas, key=_layers_s)
     summed_s, planned_sum_s = (0.0, 0.0) if done.sync_s is None else (done.sync_s, plan.predicted.sync_s)
     return DeviatingPart(

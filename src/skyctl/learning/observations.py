@@ -1,4 +1,4 @@
-"""What a run saw of devices and links: kept in the cluster's profile, or planned with at once.
+"""A run's observations of devices and links: kept in the cluster's profile, or planned with at once.
 
 An observation is held against the probe's own figures, never against ones that an earlier observation has
 changed, so that the same slowness seen three times is counted once.
@@ -71,7 +71,7 @@ def is_steady(done: Measurement) -> bool:
 
 
 def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> list[Observation]:
-    """What a run saw of each stage's device and of each link that was waited for.
+    """A run's observations of each stage's device and of each link that was waited for.
 
     Nothing of rounds: how much of one an owner makes is its own affair.
 
@@ -183,7 +183,7 @@ def message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, 
 def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None:
     """Adds what a run saw to the cluster's newest profile of its workload; returns what to tell the user.
 
-    What goes wrong here is a sentence, and takes nothing away from the run.
+    An error here becomes a sentence, and takes nothing away from the run.
     """
     try:
         kept = add_observations(cluster, plan, digest, done)
@@ -202,8 +202,8 @@ def add_observations(
 ) -> tuple[Profile, list[Observation]] | None:
     """The cluster's newest profile of the workload with what a run saw, and that; None: there is nothing.
 
-    Its file is written anew in its place: a run makes no profile newer than others. What the same run has
-    added before gives way, so that no run counts twice.
+    Its file is written anew in its place: a run makes no profile newer than others. Observations that the
+    same run has added before give way, so that no run counts twice.
 
     Args:
         only: add this alone, and nothing where the run has added it before from more steps.
@@ -251,7 +251,7 @@ def add_observations(
 
 
 def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
-    """What becomes of what a run saw, in words."""
+    """Whether the next plan uses what a run saw, in words."""
     run_id, estimates = new[0].run_id, estimate_profile(profile)
     disturbed = [obs for obs in estimates.disturbed if obs.run_id == run_id]
     doubts = [contradiction for contradiction in estimates.contradictions if contradiction.run_id == run_id]
@@ -273,7 +273,7 @@ def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
 def gather_evidence(profile: Profile, others: Iterable[Profile]) -> Profile:
     """The profile with what was seen of the same figures since, whichever profiles it is kept in.
 
-    Where a figure was measured at another time than this profile's, it is not the same. What is dated ahead
+    If a figure was measured at another time than this profile's, it is not the same. Evidence dated ahead
     of this machine's clock is left out: it would outweigh all that is seen until then.
     """
     profiles = [*others, profile]

@@ -173,7 +173,7 @@ def _link_byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[Devi
 
 
 def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, Any]:
-    """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
+    """The seconds that a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
 
     A message's byte as a sum over loopback has it, and what the links take more than loopback, by the one
     where it is least: over a slow link data come in small pieces, which cost more a byte, but there the line
