@@ -1,4 +1,4 @@
-"""What a run's ranks leave on their nodes, brought here: trained weights, and the trace of what they did."""
+"""Files of a run's ranks, brought here from their nodes: trained weights, and the trace of what they did."""
 
 from __future__ import annotations
 

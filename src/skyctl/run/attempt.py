@@ -62,7 +62,7 @@ LAST_CHECKPOINT_STEPS = 3.0
 
 
 class AttemptListener(Protocol):
-    """Whoever plays the run (``plan_runner``), and decides what it goes on with."""
+    """The player of the run (``plan_runner``), which decides what it goes on with."""
 
     def step(self, progress: StepProgress) -> None:
         """Every rank has finished that step."""
@@ -228,7 +228,7 @@ class Attempt:
     def admit(self, spec: RankSpec, address: str, limit_s: float) -> None:
         """Starts a rank that is to enter. The others let it in once its node has proved to be fit.
 
-        Where it can't be started it has failed.
+        If it can't be started, it has failed.
 
         Args:
             address: where they reach it.
@@ -274,7 +274,7 @@ class Attempt:
     def end(self, limit_s: float = 0.0) -> None:
         """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted.
 
-        What they had still said by then is taken in: steps and checkpoints that were done are done.
+        Their last messages until then are taken in: steps and checkpoints that were done are done.
         """
         self._tasks.kill()
         if self._hosts is not None:
@@ -456,7 +456,7 @@ class Attempt:
     def _first_cause(self, first: RankState) -> SkyctlError:
         """Waits a moment for other failures, then picks the earliest that is not just a lost peer.
 
-        Where there are only lost peers and some rank is not heard, it waits until that one is, or is lost.
+        If there are only lost peers and some rank is not heard, it waits until that one is, or is lost.
         """
         failed = [first]
         if first.spec.is_elastic:  # others had failed before, and those that were left could not go on

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt are told, and the code that is sent to their nodes before."""
+"""The orders that the ranks of an attempt are given, and the code that is sent to their nodes before."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class OrderMaker:
         return AttemptOrders(plan, number, specs, first, experts)
 
     def prepare(self, plan: Plan, name: str, sessions: Mapping[str, Session]) -> NodeToEnter:
-        """What a node needs to enter an attempt under way is there then; it may take its time.
+        """Sends a node all that it needs to enter an attempt under way; this may take its time.
 
         ``files_to_ship`` is to have been called before. Any thread may call this.
 
@@ -228,7 +228,7 @@ class OrderMaker:
         ]
 
     def _place_experts(self, plan: Plan) -> tuple[Plan, ExpertHosting | None]:
-        """Who holds which expert in an attempt that is about to be started, and says it.
+        """Places the experts on hosts for an attempt that is about to be started, and says where.
 
         The plan is returned with the prediction of a step with these hosts.
         """
@@ -249,7 +249,7 @@ class OrderMaker:
         return plan.model_copy(update={"predicted": predicted}), places
 
     def _elastic(self, plan: Plan) -> ElasticOrder | None:
-        """What keeps the attempt going where a rank is lost; later ones may have a plan without that."""
+        """The order to go on if a rank is lost; None: not asked for, or a later plan doesn't allow it."""
         options = self._options
         is_first = len(self._run.journal.state.attempts) <= 1
         if not options.elastic or not (is_first or is_elastic(plan, options)):

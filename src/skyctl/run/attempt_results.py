@@ -1,4 +1,4 @@
-"""What an attempt has come to: its measurement, and what its ranks have left on their nodes."""
+"""The results of an attempt: its measurement, and what its ranks have left on their nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AttemptResults:
         self._run, self._orders, self._state = run, orders, state
 
     def measurement(self, weights: str | None = None) -> Measurement:
-        """What was measured of this attempt alone.
+        """The measurement of this attempt alone.
 
         Args:
             weights: the path of the trained ones; None: there are none.
@@ -42,7 +42,7 @@ class AttemptResults:
         )
 
     def of_all_attempts(self, history: StepHistory, *, weights: bool) -> Measurement:
-        """What was measured of the whole run.
+        """The measurement of the whole run.
 
         Args:
             history: of the run.

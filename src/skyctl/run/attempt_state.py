@@ -1,6 +1,6 @@
 """The state of an attempt: what its ranks have said, and what follows from it. It does no I/O.
 
-What comes of a rank is read (``read``), written down by whoever asks, and accepted in its turn (``accept``).
+A rank's messages are read (``read``), written down by whoever asks, and accepted in their turn (``accept``).
 While ranks come together it goes to ``come_together``, then to ``report``: both say what is to be done.
 
 At each checkpoint, sketches show whether pipelines side by side still hold the same parameters. They start
@@ -114,7 +114,7 @@ News = Tell | MembersChanged | NodesSeen | NodeEnters | CheckpointWritten | Rema
 
 
 class AttemptState:
-    """What the launcher knows of an attempt, from its ranks' first word to their last.
+    """The launcher's knowledge of an attempt, from its ranks' first word to their last.
 
     Attributes:
         specs: of its ranks, by rank.
@@ -276,7 +276,7 @@ class AttemptState:
         return event
 
     def replay(self, past: EventHistory, told: int) -> Iterator[News]:
-        """What another process had heard, and written down; the steps that it had not told of come of it.
+        """Takes in what another process had heard and written down; yields the steps that it had not told of.
 
         Args:
             told: steps that it had told of.

@@ -1,6 +1,6 @@
 """Whether a step was trained on data that belongs together: both ends' batches, and the loss. Pure.
 
-``data()`` runs at both ends of the pipeline. Where its order is fixed by no seed, inputs would be trained on
+``data()`` runs at both ends of the pipeline. If no seed fixes its order, inputs would be trained on
 other samples' targets, and the loss would say so only much later, if ever.
 """
 
@@ -83,7 +83,7 @@ def _whose_loss(events: Sequence[StepEvent], specs: Sequence[RankSpec]) -> str:
 def _fault_of_batches(
     step: int, first: BatchSketch | None, last: BatchSketch | None, where: tuple[str, str], *, beside: bool
 ) -> str | None:
-    """What is different of the batches of two ranks, in words; None where they are the same.
+    """The difference between the batches of two ranks, in words; None where they are the same.
 
     Args:
         beside: they are in two pipelines, and not at the ends of one.

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The events that a run tells whoever watches it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyctl.run.owner_figures import OwnerFigures
 
 
 class Detached(KeyboardInterrupt):
-    """Whoever watches goes away, and the run is to go on without this process."""
+    """The user who watches goes away, and the run is to go on without this process."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What another plan of a run changes for its training, beside who computes what: in words, for its user."""
+"""Changes to a run's training by another plan, beside who computes what: in words, for its user."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from skyctl.records.plan import Plan
 
 
 def change_notes(had: Plan, made: Plan) -> list[str]:
-    """What a run that goes on with ``made`` in place of ``had`` does otherwise; most plans change nothing."""
+    """Changes to a run that goes on with ``made`` in place of ``had``, in words; most plans make none."""
     notes = (_form_note(had, made), _rhythm_note(had, made), _alone_note(had, made), backend_note(had, made))
     return [note for note in notes if note is not None] + round_notes(had, made)
 
 
 def round_notes(had: Plan, made: Plan) -> list[str]:
-    """What rounds do otherwise; nothing where one of the plans has none."""
+    """Changes to rounds, in words; none where one of the plans has none."""
     notes = (_local_steps_note(had, made), _average_note(had, made))
     return [note for note in notes if note is not None]
 

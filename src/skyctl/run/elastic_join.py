@@ -1,7 +1,7 @@
 """Devices that enter an attempt under way: those that come, are back, or stand by once somebody is lost.
 
 One at a time, and only where the steps that are left gain more than it costs: its node is prepared beside
-training, and then a step waits until it was given its weights. Where that fails, the attempt goes on.
+training, and then a step waits until it was given its weights. If that fails, the attempt goes on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEAST_STEPS = 3
 
 @dataclass(frozen=True)
 class EntryGain:
-    """What it is worth that a device enters.
+    """The gain, and the cost, of letting a device enter.
 
     Attributes:
         step: done when it does, about.
@@ -84,7 +84,7 @@ def entry_gain(
     steps: int,
     start_s: float,
 ) -> EntryGain:
-    """What is gained where a device enters.
+    """The gain if a device enters.
 
     Args:
         problem: the plan's, with that device.
@@ -289,7 +289,7 @@ class ElasticJoins:
             )
 
     def _gain(self, candidate: _Candidate, members: Collection[str]) -> EntryGain | None:
-        """What is gained; None: it can't enter, which is said."""
+        """The gain if the device enters; None: it can't enter, which is said."""
         name = candidate.device
         room = next(d.memory_bytes for d in self.plan.problem.devices if d.id == name)
         need = memory_to_enter(self._orders.plan)

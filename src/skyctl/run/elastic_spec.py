@@ -1,4 +1,4 @@
-"""What ranks are told that are to go on, in the same step, where one of them is lost. Pure."""
+"""The orders of ranks that are to go on, in the same step, if one of them is lost. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUMMED = ("float32", "bfloat16", "fixed32")
 
 
 def elastic_order(plan: Plan, least: int, *, dynamic: bool = False) -> ElasticOrder:
-    """What each rank of the plan is told.
+    """The order that each rank of the plan is given.
 
     Args:
         dynamic: shares follow devices' measured paces.
@@ -185,7 +185,7 @@ def is_elastic(plan: Plan, options: RunOptions) -> bool:
 
 
 def _fault(plan: Plan) -> str | None:
-    """What the plan has that does not survive a lost rank; None: nothing."""
+    """The property of the plan that does not survive a lost rank, in words; None: it has none."""
     sync = plan.sync
     if len(plan.pipelines) < 2 or sync is None:
         return "the plan has one pipeline"

@@ -1,4 +1,4 @@
-"""What ranks have seen of experts on hosts: read, refused where no rank sees that, and put together."""
+"""Ranks' figures of experts on hosts: read, refused where no rank sees that, and put together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LostHost:
 
 @dataclass(frozen=True)
 class ExpertFigures:
-    """What one rank has seen.
+    """The figures that one rank has of its experts on hosts.
 
     Attributes:
         tokens: by layer, the tokens that each expert was sent.
@@ -42,7 +42,7 @@ class ExpertFigures:
 
 
 def read_figures(values: Any, own: RankExperts | None, steps: int) -> tuple[ExpertFigures, StepRecord] | None:
-    """What a rank has sent of its experts; None: it has none on hosts.
+    """The figures that a rank has sent of its experts; None: it has none on hosts.
 
     Args:
         own: what it has on hosts.

@@ -37,7 +37,7 @@ HOST_KINDS: Mapping[str, type] = {cls.kind: cls for cls in (ExpertHostListening,
 
 
 def host_task_name(place: int) -> str:
-    """What the task of a host is called on its node."""
+    """The name of a host's task on its node."""
     return f"experts-{place}"
 
 

@@ -61,7 +61,7 @@ class ExpertSetting:
 
 @dataclass(frozen=True)
 class RankExperts:
-    """What a rank has on hosts.
+    """The experts of one rank that are on hosts.
 
     Attributes:
         hosts: their devices.
@@ -104,7 +104,7 @@ class ExpertHosting:
         return tuple(dict.fromkeys(map(node_of, self.devices)))
 
     def of_layers(self, layers: Collection[int]) -> RankExperts | None:
-        """What a rank with these layers has on hosts; None: nothing."""
+        """The experts on hosts of a rank with these layers; None: it has none there."""
         counts = {layer: count for layer, count in self.counts.items() if layer in layers}
         return RankExperts(self.devices, counts) if counts else None
 
@@ -325,7 +325,7 @@ def _byte_s(plan: Plan, layer: ExpertLayer, host: str) -> float:
 
 
 def _state_bytes(problem: Problem, layer: ExpertLayer) -> int:
-    """What an expert takes in training."""
+    """The bytes that an expert takes in training."""
     return math.ceil(problem.layers[layer.layer].state_bytes * layer.part)
 
 
@@ -353,7 +353,7 @@ def _room(
 
 
 def _room_bytes(limit: float | None, taken: float, all_bytes: int) -> int:
-    """What a device has left for experts, and no more than all of them take: solvers want like numbers."""
+    """The bytes a device has left for experts, at most what all of them take: solvers want like numbers."""
     return all_bytes if limit is None else min(all_bytes, max(0, math.floor(limit - taken)))
 
 

@@ -29,7 +29,7 @@ def predict_hosted(
     hosting: ExpertHosting,
     loads: Mapping[int, Sequence[float]] | None = None,
 ) -> Prediction:
-    """What a step takes, what each of the plan's devices computes, and how long it waits, in seconds.
+    """The seconds that a step takes, and that each of the plan's devices computes and waits.
 
     Hosts count as computing, and waiting for them as the stage's. A device that holds layers and experts is
     taken for two.
@@ -147,7 +147,7 @@ class _Hosts:
         return max(0.0, own_s) + max(on_hosts, default=0.0)
 
     def _message_s(self, device: str) -> float:
-        """What the device spends on a message to a neighbour and one from it."""
+        """The seconds that the device spends on a message to a neighbour and one from it."""
         return next(found.neighbour_s for found in self.problem.devices if found.id == device)
 
     def _way_s(self, source: str, target: str, nbytes: float) -> float:

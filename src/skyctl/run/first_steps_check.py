@@ -23,8 +23,8 @@ KeepPart = Callable[[Plan, Measurement, Subject], bool]
 class FirstStepsCheck:
     """Compares the first steps of an attempt with its plan, once.
 
-    The comparison goes into the attempt's entry of the run's state. What the part at fault took goes into
-    the profile at once, so that plans made meanwhile know of it.
+    The comparison goes into the attempt's entry of the run's state. The time that the part at fault took
+    goes into the profile at once, so that plans made meanwhile know of it.
 
     Args:
         first: the step that the attempt begins with.

@@ -1,4 +1,4 @@
-"""Who is alive: what the launcher heard of each rank and node, and what follows from it.
+"""The health of ranks and nodes: what the launcher heard of each, and what follows from it.
 
 **Unreachable is not dead.** A node that the launcher does not hear may train on: as long as the ranks that
 are heard get on, it is only redialled. It is lost when it is not heard *and* all of those wait. A rank that
@@ -71,7 +71,7 @@ class RankHealth:
 
 @dataclass(frozen=True)
 class HealthVerdict:
-    """What is wrong, and with which ranks.
+    """The fault that was found, and the ranks that have it.
 
     ``lost``: their nodes are given up. ``stalled``: silent, others wait, the agent answers. ``silent``: no
     sign of life in all that time. ``deadlock``: every one waits for another.
@@ -88,7 +88,7 @@ it is given up (they had some microbatches left when it went), and for this part
 
 
 def silent_ranks(ranks: Sequence[RankHealth], limits: Deadlines) -> dict[str, tuple[float, list[RankHealth]]]:
-    """Who has not been heard for ``warn_s``: by node, or by rank's name where its node is heard."""
+    """The ranks not heard for ``warn_s``: by node, or by rank's name where its node is heard."""
     silent: dict[str, tuple[float, list[RankHealth]]] = {}
     for rank in ranks:
         if _node_is_silent(rank, limits):
@@ -192,8 +192,8 @@ class HealthMonitor:
     def grace_s(self, failed: Sequence[RankState], alive: Collection[int]) -> float:
         """How long more failures are waited for, counted from the first one.
 
-        Where ranks have only lost their peers, one that has not been alive since may be the one that died:
-        its agent says by which signal once nothing of it is left. A rank that lives says so within seconds.
+        If ranks have only lost their peers, one that has not been alive since may be the one that died.
+        Its agent says by which signal once nothing of it is left. A rank that lives says so within seconds.
 
         Args:
             alive: the ranks that have said that they are since the first failure.

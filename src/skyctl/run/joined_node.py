@@ -55,7 +55,7 @@ def problem_with_node(
 
 
 def missing_figures(problem: Problem, run: Problem, node: str) -> str | None:
-    """What plans of the run's form reckon with, and nobody knows of a node's devices; None: nothing.
+    """The figures of a node's devices that plans of the run's form need and nobody knows, in words; or None.
 
     How uneven a device's steps are only a run can show, so of a node that is new to a parameter server
     nothing is known.

@@ -1,4 +1,4 @@
-"""What is written down of a run: logs, figures (``metrics.jsonl``, TensorBoard) and its state.
+"""The records that are written of a run: logs, figures (``metrics.jsonl``, TensorBoard) and its state.
 
 A run tells its ``Journal`` everything it hears, in order, before anything is done about it. There are two:
 ``FolderJournal``, plain files of a run that ends with its process, and ``supervision.run_journal``, which
@@ -30,7 +30,7 @@ _SCALARS = ("loss", "validation_loss", "learning_rate", "grad_norm", "iteration_
 
 
 class Acknowledging(Protocol):
-    """What a sink needs of a session (``remote.agent_session``), which keeps its numbered events."""
+    """The part of a session (``remote.agent_session``) that a sink needs; it keeps its numbered events."""
 
     def acknowledge(self, seq: int) -> None:
         """The event of that number is handled: the node may forget it."""
@@ -41,7 +41,7 @@ EventHistory = Iterable[tuple[int, dict[str, Any]]]
 
 
 class Journal(Protocol):
-    """Called from the supervising thread only. What it can't write it raises (SkyctlError)."""
+    """Called from the supervising thread only. It raises SkyctlError if it can't write."""
 
     paths: RunPaths
     """The files of the attempt under way."""

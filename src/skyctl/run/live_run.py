@@ -26,7 +26,7 @@ class LiveRun:
         journal: everything is written down there first; it has the run's state and the attempt's files.
         cluster: the nodes that it may use; one that joins is added.
         sessions: by node, those in use; nodes that are lost are taken out, nodes that come are put in.
-            Whoever opened them closes them.
+            The code that opened them closes them.
         callbacks: whoever watches; nobody until the run is played.
         lock: the right to play it; None: no other process knows of it.
         replaced: earlier sessions of nodes that are back, to be closed with the others.

@@ -1,8 +1,8 @@
 """How much of what tasks print is kept on this machine: a node that prints without end fills no disk.
 
 A log (one task in one attempt) keeps its first ``LOG_LIMIT_BYTES``, all logs of a run together
-``RUN_LOGS_LIMIT_BYTES``. Where one ends, its last line says so, and the user is told once. What ended a task
-is added to its log in any case.
+``RUN_LOGS_LIMIT_BYTES``. When one is full, its last line says so, and the user is told once. The traceback of
+a task's end is added to its log in any case.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LogLimits:
     def cut(self, name: str, data: bytes) -> bytes:
         """The part of ``data``, whole lines that a task has printed, that may be added to its log.
 
-        Where it is cut, a last line says so; once the log is full, it is empty.
+        If it is cut, a last line says so; once the log is full, it is empty.
         """
         if name in self._full:
             return b""

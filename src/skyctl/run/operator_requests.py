@@ -1,4 +1,4 @@
-"""What other commands ask of a run's supervisor: files in ``requests/`` that it looks for twice a second."""
+"""Other commands' requests to a run's supervisor: files in ``requests/`` that it looks for twice a second."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def leave_request(paths: RunPaths, request: StopRunRequest | JoinRequest) -> Pat
 
 
 def take_requests(paths: RunPaths) -> list[StopRunRequest | JoinRequest]:
-    """What was asked since the last time, the oldest first, and is now removed; what can't be read stays."""
+    """Takes and removes the requests made since the last time, the oldest first; unreadable ones stay."""
     try:
         names = sorted(name for name in os.listdir(paths.requests) if name.endswith(".json"))  # noqa: PTH208
     except OSError:
@@ -70,7 +70,7 @@ def take_requests(paths: RunPaths) -> list[StopRunRequest | JoinRequest]:
 
 
 class OperatorRequests:
-    """What has been asked of a run that is played; that it is to end stands in its state, too.
+    """The requests to a run that is played; that it is to end stands in its state, too.
 
     ``stop``: its end; None: nobody has asked for that.
     """

@@ -1,4 +1,4 @@
-"""What each owner of data did in a round, and what all did together: figures of ``metrics.jsonl``."""
+"""The figures of each owner of data in a round, and of all together, as in ``metrics.jsonl``."""
 
 from __future__ import annotations
 

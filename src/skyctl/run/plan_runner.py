@@ -280,7 +280,7 @@ class PlanRunner:
             self._callbacks.note(f"going on from {where}")
             step = origin.step if origin else 0
             update_attempt(self._journal, from_step=step)
-            # Where it goes on from beyond what all nodes have told of: what is known of those steps.
+            # If it goes on from beyond what all nodes have told of: what is known of those steps.
             before, self._last_collected = self._last_collected, None
             for progress in before.heard(step) if before is not None else ():
                 self._keep_step(progress)

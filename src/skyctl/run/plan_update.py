@@ -42,13 +42,13 @@ OBSERVED_STEPS = 10
 MIN_OBSERVED_STEPS = 4
 """With fewer there is nothing to be seen."""
 GAIN_COST_RATIO = 1.5
-"""What is gained must be so many times what moving costs."""
+"""The gain must be so many times what moving costs."""
 MIN_GAIN = 0.03
 """A plan that is better by less is not better: predictions are no more exact than that."""
 DEAD_BYTES_PER_S = 1.0
 """Of a link over which no connection came about."""
 DEFAULT_RESTART_S = 30.0
-"""What a restart takes where none was measured."""
+"""The seconds that a restart takes if none was measured."""
 
 
 def without_nodes(problem: Problem, lost: Mapping[str, str]) -> Problem:
@@ -84,7 +84,7 @@ def replan(had: Plan, problem: Problem) -> Plan:
     """The best plan of ``problem`` by the strategy of ``had`` (for one of the user's own: the best there is).
 
     A backend that the user has asked for keeps out devices whose tensors it does not carry; one that was
-    chosen gives way to ``skyctl`` where the plan has such. What messages cost stays as it was planned with.
+    chosen gives way to ``skyctl`` where the plan has such. The costs of messages stay as planned.
 
     Raises:
         InfeasibleError: proved under every schedule, and for a pipeline; the message says what is short.

@@ -20,7 +20,7 @@ _PASSED_ON: Mapping[str, Collection[str]] = {
     "SpoiltSumError": {"SpoiltPartError", "SpoiltSumError"},
     "PeerLostError": {"PeerLostError"},
 }
-"""What may have come to a rank from a peer, and what that one then has been sent itself."""
+"""The failures that a rank may have from a peer; by each, those that the peer then has been sent itself."""
 LOG_TAIL_LINES = 6
 """A failed rank's last lines that go into the message."""
 
@@ -29,7 +29,7 @@ FailureCause = Literal["lost", "stalled", "died", "raised", "peer", "silent", "d
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What is known of the end of an attempt, beside its error.
+    """The facts known of the end of an attempt, beside its error.
 
     ``cause``: ``lost``, the nodes in ``nodes`` are gone; ``stalled``, silent while others waited; ``died``, a
     signal, or an end without a word; ``raised``, an error event; ``peer``, a connection between two living
@@ -89,7 +89,7 @@ class RankState:
 
 
 def as_skyctl_error(error: BaseException) -> SkyctlError:
-    """What ended a connection, as an error that names its cause."""
+    """The error that ended a connection, as one that names its cause."""
     return error if isinstance(error, SkyctlError) else SkyctlError(str(error))
 
 
@@ -153,7 +153,7 @@ def _can_not_connect(rank: RankState) -> bool:
 
 
 def passed_on_by(rank: RankState) -> tuple[str, int] | None:
-    """What a peer has passed on to it that ended it, and that peer; None: its failure is another."""
+    """The failure that a peer passed on to it and that ended it, and the peer; None: it failed otherwise."""
     failure = rank.failure
     if isinstance(failure, EarlyEnd):
         return _END, failure.told_by
@@ -163,7 +163,7 @@ def passed_on_by(rank: RankState) -> tuple[str, int] | None:
 
 
 def first_of_chain(first: RankState, ranks: Sequence[RankState]) -> tuple[list[RankState], bool]:
-    """Who passed the same thing on, from ``first`` on: those where it began, and whether in a circle.
+    """The ranks where the failure that reached ``first`` began, and whether they form a circle.
 
     Without a circle the last two: to whom it was passed on, and by whom, who is not known to have it from
     anybody. In a circle all of it: they contradict each other.
@@ -252,7 +252,7 @@ def accusation(
 
 
 def failure_report(rank: RankState, step: int) -> FailureReport:
-    """What a rank's failure says of the kind of fault."""
+    """The kind of fault that a rank's failure tells of."""
 
     def report(cause: FailureCause, *, final: bool = False) -> FailureReport:
         return FailureReport(cause, (rank.spec.node,), (rank.spec.rank,), step, rank.phase, final)
@@ -266,7 +266,7 @@ def failure_report(rank: RankState, step: int) -> FailureReport:
     if _lost_its_peer(rank):
         return report("peer")
     assert failure is not None
-    # What our own code says of its input or of the cluster stays so; the user's code may have had bad luck.
+    # An error of our own code about its input or the cluster stays so; the user's code may have had bad luck.
     ours = failure.skyctl and failure.exit_code in (2, 3, 5)
     unsupported = failure.module is not None or failure.type == "UnsupportedDtypeError"
     return report("raised", final=ours or unsupported)

@@ -49,7 +49,7 @@ _START = (EnvironmentEvent, RoomEvent, StoredEvent, KeyWantedEvent, ReadyEvent)
 
 
 def admission_keys(rank: int, joining: int) -> frozenset[str]:
-    """What a rank sets for one that is to enter: where it listens for it."""
+    """The keys that a rank sets for one that is to enter: where it listens for it."""
     return frozenset(f"{purpose}-listening/{rank}/{joining}" for purpose in (MEMBER_PURPOSE, SUM_PURPOSE))
 
 

@@ -151,7 +151,7 @@ class AttemptCheckpoints:
 
 
 def rank_task_name(rank: int) -> str:
-    """What the task of a rank is called on its node."""
+    """The name of a rank's task on its node."""
     return f"rank-{rank}"
 
 

@@ -62,7 +62,7 @@ class PlanChange:
 
 @dataclass(frozen=True)
 class _JobResult:
-    """What a job found.
+    """The result of a job.
 
     Attributes:
         session: of the node that has come, where one has.
@@ -146,13 +146,13 @@ class Replanner:
 
     @property
     def decided(self) -> PlanChange | None:
-        """What the run is to go on with, once there is something; None where a node of it was lost since."""
+        """The plan that the run is to go on with, once there is one; None if a node of it was lost since."""
         if self._decided is not None and not self._has_nodes_of(self._decided.plan):
             self._decided = None
         return self._decided
 
     def take_decided(self) -> PlanChange | None:
-        """What the run is to go on with; it is looked out for something better anew."""
+        """Takes the plan that the run is to go on with; from then on something better is looked for anew."""
         decided, self._decided = self.decided, None
         return decided
 

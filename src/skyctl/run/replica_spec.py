@@ -12,7 +12,7 @@ from skyctl.worker.rank_order import ReplicaOrder, Unlike
 def replica_orders(
     plan: Plan, addresses: Sequence[str], *, may_leave: bool = False
 ) -> list[ReplicaOrder | None]:
-    """What each rank that holds layers is told, in rank order; None: nobody else holds its layers.
+    """The order of each rank that holds layers, in rank order; None: nobody else holds its layers.
 
     Args:
         addresses: by rank, at which the others reach it.
@@ -49,7 +49,7 @@ def _cut(pipeline: Pipeline) -> str:
 
 
 def _order(pipeline: Pipeline) -> str:
-    """What the order of a pipeline's forwards and backwards depends on, by stage."""
+    """The figures that decide the order of a pipeline's forwards and backwards, by stage."""
     return "+".join(
         f"{stage.in_flight}/{stage.weights_behind}/{stage.recompute:d}" for stage in pipeline.stages
     )

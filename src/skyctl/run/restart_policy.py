@@ -1,4 +1,4 @@
-"""What kind of fault ended an attempt, whether another one is worth it, and how long to wait. Pure."""
+"""The kind of fault that ended an attempt, whether another one is worth it, and how long to wait. Pure."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def node_is_gone(error: NodeError) -> bool:
 
 
 def restart_reason(fault: Fault, error: SkyctlError) -> str:
-    """What the next attempt is begun for, as one line of the run's state."""
+    """The reason for the next attempt, as one line of the run's state."""
     if fault.lost:
         return f"node {', '.join(fault.lost)} was lost"
     first = error.message.splitlines()[0]
@@ -205,7 +205,7 @@ def restart_reason(fault: Fault, error: SkyctlError) -> str:
 def restart_text(
     error: SkyctlError, policy: RestartPolicy, wait_s: float, nodes: Sequence[str], state: RunState
 ) -> str:
-    """What an attempt has ended with, and what the next one is, for whoever watches.
+    """The error that an attempt has ended with, and what the next one is, for whoever watches.
 
     Args:
         wait_s: until then.

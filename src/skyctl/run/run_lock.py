@@ -23,7 +23,7 @@ from skyctl.records.run_state import ENDED, RunState, Supervisor
 SupervisorStatus = Literal["alive", "gone", "elsewhere"]
 
 LOOK_S = 0.3
-"""Whoever only looks whether there is a supervisor holds the lock for less than that."""
+"""A process that only looks whether there is a supervisor holds the lock for less than that."""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -242,7 +242,7 @@ class StepCollector:
     def loss(self, step: int) -> float:
         """The training loss of a step: the sum of the parts that the pipelines' last ranks have told.
 
-        Where ranks may leave, each of those tells the whole loss: one may be lost once its part has counted.
+        If ranks may leave, each of those tells the whole loss: one may be lost once its part has counted.
         """
         if step < self.oldest:
             return self._old_losses[step - self.first]

@@ -45,7 +45,7 @@ class StepHistory:
         return max(self.steps, default=-1) + 1
 
     def alone(self, run_id: str, plan: Plan, weights: str | None, attempts: int) -> Measurement:
-        """Where the last attempt had nothing left to train: all steps, and nothing of its ranks."""
+        """The measurement if the last attempt had nothing left to train: all steps, nothing of its ranks."""
         times = [iteration_s for _, (_, iteration_s) in sorted(self.steps.items())]
         loss, _ = self.steps[max(self.steps)]
         empty = Measurement(

@@ -1,4 +1,4 @@
-"""Who is wrong where ranks that hold the same layers say different things of what they sum. Pure."""
+"""The ranks that are wrong if those that hold the same layers say different things of what they sum. Pure."""
 
 from __future__ import annotations
 

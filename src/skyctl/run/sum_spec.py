@@ -1,4 +1,4 @@
-"""What ranks are told of the sums they make: of which layers' gradients, and over which routes. Pure.
+"""The orders of ranks for the sums they make: of which layers' gradients, and over which routes. Pure.
 
 Pipelines side by side sum group by group (``records.sync``). Two ranks may be in different sets of groups, so
 the tags of a group's messages follow from its place in the plan.

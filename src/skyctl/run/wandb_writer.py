@@ -1,8 +1,8 @@
 """A run's figures in a project of Weights & Biases, by its own library, where that is asked for.
 
-What goes there: the project, the run's id, what is trained, on which cluster and how long, and each step's
-line of ``metrics.jsonl``. The library is told to keep code, terminal, machine and packages to itself. Where
-they go (``WANDB_MODE``, ``WANDB_BASE_URL``, the login) is the library's business.
+The figures that go there: the project, the run's id, what is trained, on which cluster and how long, and each
+step's line of ``metrics.jsonl``. The library is told to keep code, terminal, machine and packages to itself.
+Their destination (``WANDB_MODE``, ``WANDB_BASE_URL``, the login) is the library's business.
 
 The network may be slow or gone, so a thread of its own sends what a queue holds; a run never waits for it
 but at its end, and never fails of it.

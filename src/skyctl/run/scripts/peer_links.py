@@ -75,7 +75,7 @@ class PeerLinks:
         self._asked[target] = [self._pool.submit(self._reaches, source, target) for source in sources]
 
     def answers(self, target: str) -> list[bool | None]:
-        """What all that were asked for that node have said, once; empty as long as one is awaited.
+        """The answers of all that were asked for that node, once; empty as long as one is awaited.
 
         None: that one does not say.
         """

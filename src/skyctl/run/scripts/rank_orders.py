@@ -1,4 +1,4 @@
-"""What each rank of an attempt at a script is told: its command line, its environment, its folder. Pure."""
+"""The order of each rank of an attempt at a script: its command line, its environment, its folder. Pure."""
 
 from __future__ import annotations
 

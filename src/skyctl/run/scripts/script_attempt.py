@@ -113,7 +113,7 @@ class ScriptAttempt:
     def watch_steps(self, enough: Callable[[], bool]) -> None:
         """As ``watch``, of ranks that only are timed, until ``enough`` is so or every one has ended well.
 
-        What they print after that is not passed on: they are ended, and would say that others are gone.
+        Lines printed after that are not passed on: the ranks are ended, and would say that others are gone.
         """
         with self._tasks.interrupts_as_events():
             self._until(enough)

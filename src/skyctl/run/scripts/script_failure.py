@@ -21,7 +21,7 @@ SHOWN_LINES = 8
 
 @dataclass
 class ScriptRankState:
-    """What is known of a rank of a script.
+    """The launcher's knowledge of a rank of a script.
 
     Attributes:
         failure: what ended it other than its process's own end.

@@ -26,7 +26,7 @@ WHOLE_FOLDER = "."
 class ScriptOutputs:
     """The files of the output folder, here and on nodes.
 
-    Here ``NAME`` is the file that the node of the lowest rank has written. Where other nodes have written
+    Here ``NAME`` is the file that the node of the lowest rank has written. If other nodes have written
     other files of that name, theirs are ``rank-R/NAME``, R being the first rank on that node. If the output
     folder is the one that ranks work in, what was shipped there is none of its files until it is changed.
 
@@ -43,7 +43,7 @@ class ScriptOutputs:
         self._placed: dict[str, dict[str, str]] = {}
 
     def note_shipped(self, files: Mapping[str, bytes]) -> None:
-        """What the folder that ranks work in began with, by path."""
+        """Notes the files that the folder that ranks work in began with, by path."""
         if self._is_whole:
             self._shipped = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
