@@ -1,1 +1,1 @@
-"""Who supervises a run: its lock, its journal, handing over, taking over and ending it."""
+"""The supervisor of a run: its lock, its journal, handing over, taking over and ending it."""

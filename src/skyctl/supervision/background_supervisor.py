@@ -1,6 +1,6 @@
 """A run's supervisor without a terminal: ``python -m skyctl.supervision.background_supervisor RUN_ID``.
 
-``start_background`` starts it, when a user detaches or a terminal closes. What it says goes to the run's
+``start_background`` starts it, when a user detaches or a terminal closes. Its output goes to the run's
 ``supervisor.log``. SIGTERM, which a machine sends that shuts down, leaves the run to whoever attaches to it
 next; its nodes train on meanwhile.
 """

@@ -133,7 +133,7 @@ class CommitLog:
         """Writes all that was taken, commits it in ``position.json``, then tells ``on_saved``.
 
         Raises:
-            SkyctlError: the disk is full, or the folder is gone. What was taken is kept for the next time.
+            SkyctlError: the disk is full, or the folder is gone. The data taken is kept for the next time.
         """
         self._uninterrupted(self._commit)
 

@@ -41,7 +41,7 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class LeftRun:
-    """What a process tells its own fresh start.
+    """The run and the options that a process tells its own fresh start.
 
     Attributes:
         lock_fd: the descriptor that holds the run's lock.

@@ -1,4 +1,4 @@
-"""What the supervisor before has left on nodes: the ranks of its last attempt, and tasks of its own."""
+"""The tasks that the last supervisor has left on nodes: its last attempt's ranks, and tasks of its own."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def some_rank_ended(run: LiveRun) -> bool:
 def end_tasks(run: LiveRun, but: Iterable[RemoteTask] = ()) -> None:
     """Ends what the last supervisor has left on nodes, such as replicators, whose secret was its own.
 
-    What they had still said is written down.
+    Their last messages are written down.
     """
     kept = {id(task) for task in but}
     for name, session in run.sessions.items():
@@ -133,7 +133,7 @@ def _newest_tasks(run: LiveRun, nodes: Iterable[str]) -> dict[int, RemoteTask]:
 
 
 def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a task of a run has said, with nothing in it that nobody knows. Raises ProtocolError."""
+    """The message of a task of a run, with nothing in it that nobody knows. Raises ProtocolError."""
     kinds = REPLICATOR_KINDS if rank_of_task(task) is None else RANK_KINDS
     if is_host_task(task):
         kinds = HOST_KINDS

@@ -63,7 +63,7 @@ def model_card(run: StoredRun, step: int, *, merged: bool = False) -> str:
 
 
 def hub_name(typed: Path) -> str | None:
-    """What the Hub calls the model of a folder as it was typed; None: it is not known."""
+    """The Hub's name of the model of a folder as it was typed; None: it is not known."""
     if not typed.is_dir() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(typed)):
         return str(typed)
     cached = re.search(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/", str(typed.resolve()))

@@ -27,7 +27,7 @@ from skyctl.supervision.run_settings import cluster_of, connect_of
 Note = Callable[[str], None]
 """Told where there is no TensorBoard, of nodes that are waited for, and of those that can't be ended."""
 OnDetach = Callable[[LiveRun], object]
-"""What to do with a run that is to go on without this process."""
+"""Called with a run that is to go on without this process."""
 
 
 def node_session(name: str, session: Session) -> NodeSession:
@@ -44,7 +44,7 @@ def new_run(
 ) -> Iterator[LiveRun]:
     """A new run. It is written down before anything is started for it, so that it can be found again.
 
-    On the way out the sessions are closed, unless they were left. Where no attempt was begun, nothing of the
+    On the way out the sessions are closed, unless they were left. If no attempt was begun, nothing of the
     run is kept.
 
     Args:

@@ -59,7 +59,7 @@ class Resumption:
         return last if more <= ours else first
 
     def words(self) -> list[str]:
-        """What is about to be done, a sentence each."""
+        """The actions about to be taken, a sentence each."""
         total, unit = self.options.steps, self.run.plan.problem.rhythm.unit
         more = total - self.done
         said = [
@@ -87,7 +87,7 @@ def prepare_resume(
     changed: Mapping[str, Any] | None = None,
     given: Plan | None = None,
 ) -> Resumption:
-    """What resuming the run takes: request, options and nodes.
+    """The request, options and nodes that resuming the run takes.
 
     Args:
         steps: so many more than its newest checkpoint has (None: to the end that it was to have).

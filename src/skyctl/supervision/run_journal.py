@@ -50,7 +50,7 @@ _NOT_KEPT = ("alive",)
 
 
 class NumberedSession(Protocol):
-    """What the journal needs of a session (``remote.agent_session``): its numbered events are kept there."""
+    """The part of a session (``remote.agent_session``) that the journal needs: it keeps numbered events."""
 
     @property
     def id(self) -> str:

@@ -235,7 +235,7 @@ def _start_of_last(path: Path, lines: int) -> int:
         return 0
 
 
-# What a supervisor says, kept in ``supervisor.log`` for those who look later or from elsewhere.
+# The output of a supervisor, kept in ``supervisor.log`` for those who look later or from elsewhere.
 
 LINE_KINDS = ("phase", "note", "warning", "error")
 

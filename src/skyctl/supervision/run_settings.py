@@ -84,7 +84,7 @@ def script_of(state: RunState) -> ScriptRequest:
 
 
 def request_of(state: RunState) -> TrainingRequest:
-    """What the user asked to train; RecordError where the state does not say."""
+    """The training that the user asked for; RecordError where the state does not say."""
     from skyctl.jobs.training_request import TrainingRequest
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload_spec import WorkloadSpec
@@ -99,7 +99,7 @@ def request_of(state: RunState) -> TrainingRequest:
 
 
 def surveyed_of(state: RunState) -> dict[str, int | bool] | None:
-    """What the run's records are (``Survey.to_dict``); None: it has none, or the state does not say."""
+    """The survey of the run's records (``Survey.to_dict``); None: it has none, or the state does not say."""
     surveyed = state.order.get("surveyed")
     return surveyed if isinstance(surveyed, dict) else None
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RANK_MODULE = "skyctl.worker.rank"
 SCRIPT_MODULE = "skyctl.script.script_task"
-"""What a rank of a plan, and of a script, runs as on its node."""
+"""The modules that a rank of a plan, and of a script, run on their nodes."""
 RECENT_S = 86_400.0
 """Runs that ended longer ago are listed only when asked for."""
 LOOK_S = 8.0
@@ -38,7 +38,7 @@ class SessionProcesses:
 
 @dataclass(frozen=True)
 class ProcessCounts:
-    """What a node answers when it is asked for its processes, by session."""
+    """A node's answer when it is asked for its processes, by session."""
 
     kind: ClassVar[str] = "result"
     sessions: Mapping[str, SessionProcesses]
@@ -46,7 +46,7 @@ class ProcessCounts:
 
 @dataclass(frozen=True)
 class NodeProcesses:
-    """What one node says of a run: how many processes it has there, how many of them ranks; or why not."""
+    """One node's answer about a run: how many processes it has there, how many of them ranks; or why not."""
 
     node: str
     processes: int = 0
@@ -79,7 +79,7 @@ class InspectedRun:
 
     @property
     def detail(self) -> str | None:
-        """What there is to say about the status, or None."""
+        """The text that explains the status; None: there is none."""
         if self.ended:
             return self.state.detail
         if self.supervisor_state == "elsewhere" and self.supervisor is not None:
@@ -90,7 +90,7 @@ class InspectedRun:
 
 
 def describe_nodes(looks: Sequence[NodeProcesses]) -> str:
-    """What nodes said of a run without a supervisor, as one sentence."""
+    """The answers of nodes about a run without a supervisor, as one sentence."""
     said = [look for look in looks if look.error is None]
     going = sum(1 for look in said if look.ranks)
     parts = []
@@ -173,7 +173,7 @@ def refuse_running(run: StoredRun, what: str) -> None:
 
 
 def counted_unit(paths: RunPaths) -> str:
-    """What people call a step of the run (``Rhythm.unit``), by its newest plan.
+    """The word for a step of the run (``Rhythm.unit``), by its newest plan.
 
     "step" where it has none, or none that can be read: nobody is to be kept from stopping it by a word.
     """

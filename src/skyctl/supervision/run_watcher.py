@@ -1,6 +1,6 @@
 """A run's figures as they come, read from its folder alone; nothing of the run is touched.
 
-What its files hold came from other machines. A line that is not what skyctl writes is left out.
+The contents of its files came from other machines. A line that is not what skyctl writes is left out.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class RunWatcher:
                 self._notes.append(RunNote(said.at, said.kind, said.text))
 
     def _device_times(self, state: RunState) -> tuple[DeviceTimes, ...]:
-        """What the newest attempt's ranks did, without its first step, a warm-up, where there are more."""
+        """The times of the newest attempt's devices, without its first step, a warm-up, if there are more."""
         if not state.attempts:
             return ()
         attempt, predicted = state.attempts[-1], {}

@@ -35,7 +35,7 @@ def _turns(run: InspectedRun) -> str | None:
 
 @dataclass(frozen=True)
 class SharedStep:
-    """What a step of a run is predicted to take next to others, by the turns that they take.
+    """The predicted time of a step of a run next to others, by the turns that they take.
 
     Attributes:
         turns: the policy that it was predicted with.

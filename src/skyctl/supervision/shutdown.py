@@ -30,7 +30,7 @@ POLL_S = 0.1
 
 @dataclass
 class StopResult:
-    """What became of a run that was to be stopped.
+    """The outcome of a request to stop a run.
 
     Attributes:
         step: of the newest checkpoint.
