@@ -7,7 +7,7 @@
     ├── line    the arbiter's socket
     └── log     what an arbiter printed that failed; locked by the one that runs
 
-Whoever finds no arbiter makes the socket, under the lock, and starts a process with it: so two first jobs
+A job that finds no arbiter makes the socket, under the lock, and starts a process with it. So two first jobs
 find one arbiter, and a job is in the socket's queue before the arbiter runs. The arbiter ends under the same
 lock, when no job is left and none is in the queue.
 """
@@ -54,7 +54,7 @@ def device_folder(cache: Path, device: str) -> Path:
 def connect_to_arbiter(folder: Path) -> socket.socket:
     """A connection to the device's arbiter, which is started where there is none.
 
-    Where it could not be, the connection ends at once. Raises OSError.
+    If it could not be, the connection ends at once. Raises OSError.
     """
     while True:
         make_private_folder(folder)
@@ -84,7 +84,7 @@ def locked_folder(folder: Path) -> Iterator[bool]:
 def _start_arbiter(folder: Path, listener: socket.socket) -> None:
     """Starts the process, which forks: it is no child of ours, so nobody here needs to wait for its end.
 
-    Where it fails, nobody has the socket any more, and who has connected to it finds that out.
+    If it fails, nobody has the socket any more, and who has connected to it finds that out.
     """
     fd = listener.fileno()
     command = module_command(sys.executable, "skyctl.turns.turn_server", str(fd), str(folder))

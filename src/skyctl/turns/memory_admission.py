@@ -46,7 +46,7 @@ class MemoryAdmission:
 
     @property
     def used_bytes(self) -> float:
-        """What those that are there may have together at most."""
+        """The bytes that those that are there may have together at most."""
         return self._bytes_of(self._there)
 
     @property

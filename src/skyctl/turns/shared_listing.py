@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedDevices:
-    """What the task answers."""
+    """The answer of the task."""
 
     kind: ClassVar[str] = "result"
     devices: Annotated[tuple[ListedMessage, ...], MaxLength(1000)]

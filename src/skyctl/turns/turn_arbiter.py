@@ -1,4 +1,4 @@
-"""Who has a device's turn, who waits, and who is next: a state machine that reads no clock and does no I/O.
+"""The jobs that have a device's turn, wait or are next: a state machine that reads no clock and does no I/O.
 
 The server (``turn_server``) and the simulator (``turn_simulation``) both play it.
 """
@@ -27,12 +27,12 @@ class TurnArbiter:
 
     @property
     def waiting(self) -> list[JobAccount]:
-        """Who waits for a turn."""
+        """The jobs that wait for a turn."""
         return [job for job in self.jobs.values() if job.asked_at is not None]
 
     @property
     def holders(self) -> list[JobAccount]:
-        """Who has a turn, without those that are late and were put aside."""
+        """The jobs that have a turn, without those that are late and were put aside."""
         return [job for job in self.jobs.values() if job.holds and job.aside_s is None]
 
     def open(
@@ -83,7 +83,7 @@ class TurnArbiter:
         job.holds, job.wanted_at, job.aside_s = False, None, None
 
     def use(self, number: int, used_s: float, turns: int) -> None:
-        """What the job has used of the device since its beginning. Raises TurnError where that is less."""
+        """Notes the job's use of the device since its beginning. Raises TurnError where that is less."""
         job = self.jobs[number]
         if used_s < job.used_s or turns < job.turns:
             raise TurnError(
@@ -95,7 +95,7 @@ class TurnArbiter:
         job.used_s, job.turns = used_s, turns
 
     def tell(self, number: int, remaining_s: float | None, demand: float | None) -> None:
-        """What the job says of itself: device seconds that it needs yet, the part of the device it uses.
+        """Notes what the job says of itself: device seconds that it still needs, its part of the device.
 
         None: what was said before holds.
         """
@@ -123,11 +123,11 @@ class TurnArbiter:
         return granted
 
     def late(self, now: float) -> list[int]:
-        """Who keeps a wanted turn for longer than is usual, and was not put aside."""
+        """The numbers of jobs that keep a wanted turn for longer than is usual, and were not put aside."""
         return [job.number for job in self.holders if job.late_at <= now]
 
     def put_aside(self, number: int, now: float) -> None:
-        """Others go on beside the late job's turn. What it takes from now on is not held against it."""
+        """Others go on beside the late job's turn. Its use from now on is not held against it."""
         job = self.jobs[number]
         assert job.wanted_at is not None
         job.aside_s = now - job.wanted_at

@@ -55,7 +55,7 @@ class NoTurns:
         told: Callable[[int], None],
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """Whoever comes has room."""
+        """Every job has room."""
 
     def tell_progress(self, done: int, total: int) -> None:
         """Nobody wants to know."""
@@ -352,7 +352,7 @@ def open_turns(turns: str | None, *, device: str, job_id: str, cache: Path) -> D
 
 
 def list_shared_devices(cache: Path) -> list[messages.ListedMessage]:
-    """Who shares which of the node's devices now, by device. Raises OSError."""
+    """The node's shared devices and the jobs that share each now, by device. Raises OSError."""
     return sorted(_ask_arbiters(cache), key=lambda listed: listed.device)
 
 

@@ -1,4 +1,4 @@
-"""What a job and a device's arbiter say to each other: frozen records, checked where they arrive.
+"""The messages between a job and a device's arbiter: frozen records, checked where they arrive.
 
 ::
 
@@ -67,7 +67,7 @@ class GiveRequest:
 
 @dataclass(frozen=True)
 class UseRequest:
-    """What a job that keeps its turn has used since its beginning."""
+    """The use that a job that keeps its turn has made of the device since its beginning."""
 
     kind: ClassVar[str] = "use"
     used_s: Seconds
@@ -176,7 +176,7 @@ class ListedJob:
 
 @dataclass(frozen=True)
 class ListedMessage:
-    """Who shares the device, and by which policy."""
+    """The jobs that share the device, and by which policy."""
 
     kind: ClassVar[str] = "listed"
     device: Label

@@ -125,7 +125,7 @@ class JobAccount:
 
 
 def service_order(kind: str, waiting: list[JobAccount], now: float) -> list[JobAccount]:
-    """Those who may go next, the first one first. Who has waited ``STARVE_S`` is the only one."""
+    """Those who may go next, the first one first. One that has waited ``STARVE_S`` is the only one."""
     oldest = min(waiting, key=_asked_at, default=None)
     if oldest is not None and now - _asked_at(oldest) >= STARVE_S:
         return [oldest]

@@ -1,7 +1,7 @@
 """Runs on the same devices, step after step, played on numbers by the arbiter that ranks ask.
 
 The model of one run's step is the contract's (``schedule.simulation``), with two things more: before an
-action its device's turn is waited for, and who waits for a message has no turn. What an action takes beside
+action its device's turn is waited for, and who waits for a message has no turn. The time of an action beside
 its layers is spent without a turn, before it. A switch takes no time.
 Messages of one link queue behind each other; what runs share of the network is left out.
 """
@@ -204,7 +204,7 @@ class _Stage:
             target.arrived[kind].append(self.sent_at[kind] + message.latency_s)
 
     def connect(self, kind: str, target: _Stage, message: MessageTimes) -> None:
-        """What that kind of action makes goes to the target's action of the same kind."""
+        """Routes the results of that kind of action to the target's action of the same kind."""
         self.sends[kind], target.arrived[kind] = (target, message), []
 
 
