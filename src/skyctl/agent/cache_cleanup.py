@@ -1,4 +1,4 @@
-"""What ``skyctl clean`` does on a node: removes from the cache what no process uses.
+"""The part of ``skyctl clean`` on a node: it removes from the cache what no process uses.
 
 It runs without an agent and writes nothing, so also where the disk is full. Code, workloads and files are in
 use while a process has them locked (``NodeCache``). A session is over when its agent's lock is free and no
@@ -23,7 +23,7 @@ from skyctl.agent.node_cache import MANIFEST
 from skyctl.private_folder import check_private_folder
 
 LEFTOVER_AGE_S = 3600.0
-"""What was half written or half removed so long ago is nobody's any more, unless it is locked.
+"""An entry half written or half removed so long ago is nobody's any more, unless it is locked.
 
 A date ahead of this clock is as old: the clock, or a shared disk's, was set since."""
 
@@ -98,7 +98,7 @@ def _clean_sessions(folder: Path, dry_run: bool) -> Kind:
 
 
 def _clean_trials(root: Path, dry_run: bool) -> Kind:
-    """What was found out about the processor (``device.dtype_support``)."""
+    """Removes the findings about the processor (``device.dtype_support``), unless they are locked."""
     kind = _make_kind("trials")
     paths = list(root.glob("dtype-support.*"))
     if paths:
@@ -168,7 +168,7 @@ def _remove(path: Path, dry_run: bool) -> None:
 
 
 def _size_bytes(path: Path) -> int:
-    """What a file, or a folder with all that is in it, takes on the disk."""
+    """The bytes that a file, or a folder with all that is in it, takes on the disk."""
     total = path.lstat().st_blocks * 512
     for place, folders, names in os.walk(path):
         for name in (*folders, *names):

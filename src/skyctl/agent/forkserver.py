@@ -180,7 +180,7 @@ def is_forked_process() -> bool:
 def can_fork_task(package: Path, env: Mapping[str, str]) -> bool:
     """Whether a task of that package, with that environment added, may be forked from this process.
 
-    What else than PYTHONPATH is in the environment may have been read already, when this process started.
+    Environment variables other than PYTHONPATH may have been read already, when this process started.
     """
     same_setting = _fork_state.package == package and set(env) <= {"PYTHONPATH"}
     return same_setting and count_threads() == 1 and not _is_accelerator_lost()

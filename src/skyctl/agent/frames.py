@@ -24,7 +24,7 @@ Message = dict[str, Any]
 
 
 class FrameError(ValueError):
-    """What arrived is not a frame, or not a message that is expected."""
+    """The bytes that arrived are no frame, or no message that is expected."""
 
 
 def encode_frame(message: Message, body: bytes | memoryview = b"") -> bytes:
@@ -177,7 +177,7 @@ class FrameWriteBuffer:
 
 
 def read_available(fd: int, limit_bytes: int = 256 << 10) -> bytes | None:
-    """What can be read from the descriptor now: bytes, b"" at its end, None where there is nothing yet."""
+    """The bytes that can be read from the descriptor now: b"" at its end, None where there is nothing yet."""
     try:
         return os.read(fd, limit_bytes)
     except BlockingIOError:

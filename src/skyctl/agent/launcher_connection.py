@@ -86,7 +86,7 @@ class LauncherConnection:
 
     @property
     def replies(self) -> FrameWriteBuffer | RetransmissionQueue:
-        """Where the file server puts its replies."""
+        """The buffer that the file server puts its replies into."""
         assert self._stream is not None
         return self._stream.outgoing
 
@@ -115,7 +115,7 @@ class LauncherConnection:
             self._stream.outgoing.push(message, body)
 
     def poll_events(self) -> dict[int, int]:
-        """What to poll for: descriptor → event mask."""
+        """The events to poll for: descriptor → event mask."""
         stream = self._stream
         if stream is None:
             return {}
@@ -219,7 +219,7 @@ class ResumableLauncherConnection(LauncherConnection):
 
     @property
     def replies(self) -> RetransmissionQueue:
-        """Where the file server puts its replies."""
+        """The buffer that the file server puts its replies into."""
         return self._replies
 
     @property
@@ -237,7 +237,7 @@ class ResumableLauncherConnection(LauncherConnection):
         return self._events.push(message, body)
 
     def poll_events(self) -> dict[int, int]:
-        """What to poll for: descriptor → event mask."""
+        """The events to poll for: descriptor → event mask."""
         wanted = super().poll_events() | {stream.in_fd: select.POLLIN for stream in self._pending}
         if self._listener is not None:
             wanted[self._listener.fileno()] = select.POLLIN

@@ -26,7 +26,7 @@ NUMBER_LIMIT = 10**8
 
 
 class FieldError(ValueError):
-    """What is wrong with one field of a message."""
+    """The fault in one field of a message."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _readers(cls: type, exact: bool) -> list[tuple[str, str, _Reader, bool]]:
 
 
 def _reader(hint: Any, limits: tuple[Any, ...], exact: bool) -> _Reader:
-    """What turns a JSON value into one of that type; it raises FieldError for any other value."""
+    """The function that reads a JSON value as that type; it raises FieldError for any other value."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value

@@ -308,7 +308,7 @@ class NodeAgent:
 
 
 def describe_node(folder: SessionFolder, cache: Path) -> Message:
-    """What a hello says of the node; ``addresses`` holds [interface, IPv4] pairs."""
+    """The fields of a hello that describe the node; ``addresses`` holds [interface, IPv4] pairs."""
     return {
         "hostname": socket.gethostname(),
         "python": sys.executable,

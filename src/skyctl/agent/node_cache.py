@@ -49,7 +49,7 @@ DIGEST_BLOCK_BYTES = 1 << 18
 
 
 def default_cache_root() -> Path:
-    """Where this user's cache is; made by ``NodeCache``."""
+    """The path of this user's cache; made by ``NodeCache``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if base.startswith("/") else Path("~/.cache").expanduser()
     return root / "skyctl"

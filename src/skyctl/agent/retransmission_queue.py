@@ -1,7 +1,7 @@
 """Numbered frames, kept until the other side has acknowledged them (RFC 9293's retransmission queue).
 
 The newest are in memory, older ones in spool files of a few MiB, each removed as soon as all of its frames
-are acknowledged. What was sent is told apart from what was acknowledged: after a lost connection, sending
+are acknowledged. Frames sent are told apart from frames acknowledged: after a lost connection, sending
 resumes after the last frame that arrived.
 """
 
@@ -134,7 +134,7 @@ class RetransmissionQueue:
         self.unsent_bytes += sum(file.bytes_after(self.sent) for file in self._spool_files)
 
     def _spool(self, folder: Path) -> None:
-        """Moves everything in memory into a file. Where that fails it stays, and is tried again later."""
+        """Moves everything in memory into a file. If that fails it stays, and is tried again later."""
         path = folder / f"kept-{self._number_key}-{self._first_in_memory}"
         try:
             file = _SpoolFile(path, self._first_in_memory, self._in_memory)

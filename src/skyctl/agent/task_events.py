@@ -1,4 +1,4 @@
-"""What a task on a node tells the launcher: frozen records, checked where they arrive.
+"""The events that a task on a node tells the launcher: frozen records, checked where they arrive.
 
 On the wire an event is a JSON object whose ``event`` says its kind. Each kind has one dataclass: a rank's
 in ``worker.rank_events``, a replicator's in ``checkpoint.node.replicator_events``, a probe's in

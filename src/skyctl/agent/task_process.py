@@ -122,7 +122,7 @@ class TaskProcess:
         return self._sock is not None
 
     def read_messages(self) -> list[tuple[dict[str, Any], bytes]]:
-        """What the task has sent. Raises FrameError where that is no frame."""
+        """The messages that the task has sent. Raises FrameError where that is no frame."""
         data = read_available(self.control_fd) if self._sock is not None else None
         if data == b"":
             self.close_channel()

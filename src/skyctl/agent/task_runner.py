@@ -1,8 +1,8 @@
 """A task's process: ``python -m skyctl.agent.task_runner MODULE`` runs ``MODULE.main(payload, channel)``.
 
-Messages go over a socket of their own, so that nothing printed can get between them. What main returns is the
-result; an exception is an error event; an end without either (a signal, ``sys.exit``) is reported by the
-agent.
+Messages go over a socket of their own, so that nothing printed can get between them. The value that main
+returns is the result; an exception is an error event. An end without either (a signal, ``sys.exit``) is
+reported by the agent.
 """
 
 from __future__ import annotations
