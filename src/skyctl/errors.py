@@ -147,7 +147,7 @@ class SessionGoneError(NodeError):
 
 
 class ProtocolError(NodeError):
-    """What the node sent is nothing that skyctl would send there: it counts as lost, and is not trusted."""
+    """The node sent something that skyctl would not send there: it counts as lost, and is not trusted."""
 
     def __init__(self, message: str, *, node: str, hint: str | None = None, log: str | None = None) -> None:
         hint = hint or f"see what runs on {node}: another skyctl, or somebody who is not to be trusted"

@@ -77,8 +77,8 @@ def safe_name(name: str) -> str:
 def make_private(folder: Path) -> Path:
     """Makes ``folder`` and its missing parents, for this user only (0700).
 
-    What lies in the state folder decides what runs here and on nodes, so nobody else may be able to put
-    anything there; elsewhere that is the user's business.
+    The contents of the state folder decide what runs here and on nodes, so nobody else may be able to put
+    anything there. Elsewhere that is the user's business.
 
     Raises:
         SkyctlError: with the path and the system's reason, or who else could write to the state folder.

@@ -79,7 +79,7 @@ class Run:
 
     @property
     def measurement(self) -> Measurement | None:
-        """What the run did beside what was predicted; None as long as it has not ended well."""
+        """The figures measured of the run, beside those predicted; None as long as it has not ended well."""
         run = self._inspect()
         return _measurement(run) if run.state.status == "done" else None
 

@@ -1,10 +1,10 @@
 """Folders that nobody else can put anything into: how they are made, and how one that is there is judged.
 
-What runs from a folder (shipped code, environments), or decides what runs, is safe only where nobody else can
-write there or put another folder in its place. So the way to it is walked from the root of the file system, a
-descriptor at a time, and judged as OpenSSH does for ``authorized_keys`` (``StrictModes``): every folder and
-link on it belongs to this user or root, and nobody else may write there, unless its sticky bit is set
-(``/tmp``). A group may write that has no other member, as under the umask 002 of Debian and Red Hat.
+Files that run (shipped code, environments) or decide what runs are safe only if nobody else can write to
+their folder or replace it. So the way to it is walked from the root of the file system, a descriptor at a
+time, and judged as OpenSSH does for ``authorized_keys`` (``StrictModes``): every folder and link on it
+belongs to this user or root, and nobody else may write there, unless its sticky bit is set (``/tmp``).
+A group may write that has no other member, as under the umask 002 of Debian and Red Hat.
 
 Standard library only, and it must import nothing of skyctl: the bootstrap sends this source to nodes.
 """
@@ -41,7 +41,7 @@ class UnsafeFolderError(PermissionError):
 def make_private_folder(path: Path) -> Path:
     """Makes a folder and its missing parents (0700), or judges what is there.
 
-    Where others may read the folder, but not write to it, it becomes 0700.
+    If others may read the folder, but not write to it, it becomes 0700.
 
     Raises:
         UnsafeFolderError: somebody else can put things there, or could until now.
@@ -112,7 +112,7 @@ def _open_folder(name: str, parent: int | None, opened: contextlib.ExitStack) ->
 
 
 def _look_up(name: str, parent: int, *, make: bool) -> os.stat_result:
-    """What is there, which is a new folder where nothing is and ``make`` is set."""
+    """The status of that entry; if nothing is there and ``make`` is set, it is a new folder."""
     try:
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def _unmapped_id() -> int | None:
 
 
 def _find_other_writers(fd: int, status: os.stat_result) -> str | None:
-    """Who beside this user and root may write to a folder, as a clause; None: nobody."""
+    """The users beside this one and root who may write to a folder, as a clause; None: there are none."""
     if status.st_mode & stat.S_IWOTH:
         return "anybody may write to it"
     if not status.st_mode & stat.S_IWGRP:
@@ -176,7 +176,7 @@ def _find_other_writers(fd: int, status: os.stat_result) -> str | None:
 
 
 def _find_other_members(gid: int) -> str | None:
-    """Who else is in a group that may write, as a clause; None where it is this user's (or root's) alone."""
+    """Other members of a group that may write, as a clause; None if it is this user's (or root's) alone."""
     own = _own_ids()
     users = pwd.getpwall()
     try:
