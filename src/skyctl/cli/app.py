@@ -119,7 +119,7 @@ def main() -> None:
     finally:
         gc.freeze()  # with torch the interpreter's last search for garbage takes most of a second
         with suppress(ValueError):  # not the main thread (a test)
-            # What is left is the interpreter's own end, which Ctrl-C would turn into another exit code.
+            # Only the interpreter's own end is left, which Ctrl-C would turn into another exit code.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         # One that came while a text was being executed (a dataclass in the making) is taken for unhandled by
         # Python, which then dies of it at its end; executing another text makes it forget that.

@@ -130,7 +130,7 @@ class RunView:
 
     @cached_property
     def _unit(self) -> str:
-        """What the run counts; asked for once it has counted any."""
+        """The unit that the run counts in; asked for once it has counted any."""
         from skyctl.supervision.run_status import counted_unit
 
         return counted_unit(self._run.paths)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SumOptions:
-    """What is summed, over which routes, and how often."""
+    """Options that say what is summed, over which routes, and how often."""
 
     nbytes: Annotated[
         str, typer.Option("--bytes", metavar="SIZE", help="Of gradients, as float32: 10MB, 64MiB, 40000000.")

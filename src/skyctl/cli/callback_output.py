@@ -1,4 +1,4 @@
-"""What a command prints, told to a function line by line instead: for Python code that calls it."""
+"""A command's output, passed to a function line by line: for Python code that calls the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CallbackOutput(Output):
 
     @contextmanager
     def progress(self, title: str, *, plain: bool = True) -> Iterator[ProgressDisplay]:
-        """What would be a live line on a terminal: a line now and then."""
+        """Yields a display that prints a line now and then, in place of a terminal's live line."""
         display = ProgressDisplay(title, show=plain and not self.quiet, stream=self._stream)
         try:
             yield display

@@ -1,4 +1,4 @@
-"""What a command prints: results on stdout, all else on stderr; rich on a terminal, plain when piped."""
+"""A command's output: results on stdout, all else on stderr; rich on a terminal, plain when piped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What JSON need not escape, but would control a terminal that the document is looked at in."""
+"""Characters that JSON need not escape, but that would control a terminal that shows the document."""
 MIN_CELL_WIDTH = 10
 """Characters left of a shortened cell, at least."""
 
@@ -33,7 +33,7 @@ class ReaderGoneError(Exception):
 
 
 class Output:
-    """What one command prints.
+    """The output of one command.
 
     ``line`` and ``table`` are results (stdout; stderr with ``--json``); ``json`` is the one document. On
     stderr: ``note`` (dropped with ``-q``), ``detail`` (only with ``-v``), ``warn`` and ``error`` always.

@@ -140,7 +140,7 @@ def run_guarded(out: Output, work: Callable[[], int | None]) -> int:
     previous = _install_signals()
     try:
         try:
-            # What the user's own code prints must not end up in the one document.
+            # Text that the user's own code prints must not end up in the one document.
             with contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext():
                 code = work() or 0
             out.finish()

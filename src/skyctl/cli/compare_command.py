@@ -112,7 +112,7 @@ class ComparisonOptions:
 
     @property
     def node_counts(self) -> Callable[[int], tuple[int, ...]] | None:
-        """What gives the numbers of nodes once it is known how many there are; None: not asked for."""
+        """The function from how many nodes there are to the numbers of nodes; None: not asked for."""
         return parse_node_counts("--nodes", self.nodes) if self.nodes is not None else None
 
 

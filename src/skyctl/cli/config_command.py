@@ -26,7 +26,7 @@ from skyctl.errors import InputError
 
 @dataclass(frozen=True)
 class OptionSource:
-    """What an option's value is where nobody types it.
+    """An option's value if nobody types it, and where that comes from.
 
     Attributes:
         command: ``launch``, ``checkpoint ls``.
@@ -71,7 +71,7 @@ def config(
 
     The file is skyctl.toml, or [tool.skyctl] of a pyproject.toml, next to the cluster file that -c or
     SKYCTL_CLUSTER names, else in the current folder. Its table [launch] is for that command, [defaults] for
-    all: steps = 500 under [launch] is --steps 500 of `skyctl launch`. What is typed counts more.
+    all: steps = 500 under [launch] is --steps 500 of `skyctl launch`. A typed option counts more.
     """
     del cluster  # it has chosen the file
     defaults = file_in_use(context)

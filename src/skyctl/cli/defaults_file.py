@@ -17,7 +17,7 @@ an option's long name without its dashes; within it ``-`` or ``_``. A flag is ``
 that may be repeated also an array. Two files with defaults in one folder are refused: neither hides the
 other.
 
-What is typed counts more than the environment, and that more than the file. The file says nothing of what a
+A typed option counts more than the environment, and that more than the file. The file says nothing of what a
 plan file, ``--resume`` or another typed option has settled. ``checkpoint`` uses the run's own cluster,
 whatever ``[defaults]`` says. A path counts from the file's folder.
 """
@@ -138,7 +138,7 @@ def read_defaults(folder: Path, application: Any, context: Any) -> DefaultsFile 
 
 
 def _project_tables(path: Path) -> Any:
-    """What stands under ``tool.skyctl``; None: nothing, or there is no such file."""
+    """The contents of ``tool.skyctl``; None: there are none, or there is no such file."""
     try:
         if not _is_file(path) or b"skyctl" not in path.read_bytes():
             return None  # also where it is no TOML: that is not ours to say

@@ -96,7 +96,7 @@ def try_forms(
 
 
 def describe_trial(outcomes: Sequence[StrategyOutcome], best: StrategyOutcome) -> str:
-    """What each form's steps took, and which is trained."""
+    """One line: the median step that each form was measured to take, and which form is trained."""
     parts = [
         f"{outcome.strategy} {format_seconds(outcome.measurement.iteration_s.median)}"
         for outcome in outcomes

@@ -34,7 +34,7 @@ _FOREIGN = (
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    """Where the nodes come from, and where their file goes."""
+    """Options that say where the nodes come from, and where their file goes."""
 
     source: Annotated[
         Path | None,

@@ -309,7 +309,7 @@ def _with_more_microbatches(out: Output, make_plan: MakePlan) -> MakePlan:
 
 
 def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
-    """What that loads; WorkloadError where several replicas could not sum its gradients."""
+    """The loaded request and workload; WorkloadError if several replicas could not sum its gradients."""
     from skyctl.worker.sums.summed_gradients import check_summable
 
     request, loaded = load()
@@ -338,7 +338,7 @@ def _train(
 ) -> str:
     """Loads the workload, connects, begins a run, and supervises it until it ends or is detached from.
 
-    What local nodes are forked from imports torch while it is imported here.
+    The fork server of local nodes imports torch while this process imports it, too.
 
     Args:
         init: the weights that it begins with; None: random ones, or the folder's.
@@ -408,7 +408,7 @@ def _train(
 
 
 def _show_experts(out: Output, plan: Plan, workload: Workload, nodes: tuple[str, ...]) -> None:
-    """Where experts would be, if these nodes are to hold them."""
+    """Prints where experts would be, if these nodes are to hold them."""
     from skyctl.run.expert_spec import check_expert_plan, expert_setting, place_hosts
     from skyctl.run.expert_step import predict_hosted
 
@@ -424,7 +424,7 @@ def _show_experts(out: Output, plan: Plan, workload: Workload, nodes: tuple[str,
 def _show_ranks(
     out: Output, plan: Plan, target: ClusterTarget, request: TrainingRequest, options: LaunchOptions
 ) -> None:
-    """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
+    """Prints what each rank would be told, but for addresses and nodes' paths, known only once connected."""
     from skyctl.agent.message_fields import write_fields
     from skyctl.run.rank_spec import rank_specs
     from skyctl.worker.rank_order import RankOrder

@@ -81,7 +81,7 @@ def logs(
 
 
 def _show_supervisor_log(out: Output, run: InspectedRun, last: int | None, *, follow: bool) -> None:
-    """What the run's supervisor said; with ``follow`` until the run ends."""
+    """Prints what the run's supervisor said; with ``follow`` until the run ends."""
     from skyctl.supervision.run_logs import FileTail
 
     tail = FileTail(run.paths.supervisor_log, last)

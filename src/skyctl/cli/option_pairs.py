@@ -13,7 +13,7 @@ from skyctl.errors import InputError
 
 @dataclass(frozen=True)
 class UnusedOptions:
-    """What does not go with one parameter of a command, and why not.
+    """Parameters that do not go with one parameter of a command, and why not.
 
     Attributes:
         parameter: the one beside which they would change nothing.
@@ -75,8 +75,8 @@ UNUSED: Mapping[str, Sequence[UnusedOptions]] = {
         ),
     ),
 }
-"""By command. What a plan file settles (``launch PLAN``) and what has no meaning for ``compare --paper``
-depends on more than names: their commands say so."""
+"""By command. Two sets of options depend on more than names: those that a plan file settles (``launch PLAN``)
+and those that have no meaning for ``compare --paper``. Their commands say so."""
 
 
 RESUMED = (

@@ -65,7 +65,7 @@ def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_choices(*words: str) -> Callable[[str], list[str]]:
-    """What completes an option to one of a few words."""
+    """A function that completes an option to one of a few words."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
@@ -122,7 +122,7 @@ def parse_parallel(name: str | None) -> ParallelChoice | None:
 
 
 def parse_sync_format(name: str | None) -> SyncFormat | None:
-    """What --sync-format names (InputError where there is nothing of that name)."""
+    """The format that --sync-format names (InputError where there is nothing of that name)."""
     if name is None:
         return None
     from skyctl.records.sync_format import check_sync_format
@@ -169,7 +169,7 @@ def parse_objective(name: str | None) -> Objective | None:
 
 
 def parse_link_dtypes(given: Sequence[str] | None, cluster: Cluster | None = None) -> list[LinkChoice]:
-    """What --link-dtype asks for (InputError for an unknown dtype, or a node that is not in the cluster)."""
+    """The choices of --link-dtype (InputError for an unknown dtype, or a node that is not in the cluster)."""
     from skyctl.planning.link_dtypes import parse_link_dtype
 
     nodes = None if cluster is None else [node.name for node in cluster.nodes]

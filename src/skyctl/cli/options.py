@@ -182,7 +182,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:
-    """What carries tensors between ranks."""
+    """The option that says what carries tensors between ranks."""
 
     backend: Annotated[
         str | None,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions(RhythmOptions, BackendOptions):
-    """What the user asks of a plan: its form, rhythm, routes, end stages, schedule, and links' dtypes."""
+    """The user's demands on a plan: its form, rhythm, routes, end stages, schedule, and links' dtypes."""
 
     parallel: Annotated[
         str | None,

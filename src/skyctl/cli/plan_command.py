@@ -55,7 +55,7 @@ ADVICE_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSourceOptions(ClusterOptions):
-    """Where a plan's figures come from: a problem file, a profile, or an earlier run."""
+    """Options that say where a plan's figures come from: a problem file, a profile, or an earlier run."""
 
     problem: Annotated[
         Path | None,
@@ -118,7 +118,7 @@ class PlanSearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResultOptions:
-    """Where the plan goes: a file, another trainer's setting, a picture."""
+    """Options that say where the plan goes: a file, another trainer's setting, a picture."""
 
     export: Annotated[
         str | None,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCommandOptions:
-    """What is measured, and what is done with the profile."""
+    """Options that say what is measured, and what is done with the profile."""
 
     microbatches: Annotated[
         str | None,
@@ -84,7 +84,7 @@ class ProbeCommandOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AllProbeOptions(ProbeCommandOptions, BackendOptions):
-    """What is measured, also of what carries tensors."""
+    """Options that say what is measured, also of the backend that carries tensors."""
 
 
 @command
@@ -161,7 +161,7 @@ def probe(
 def _request(
     out: Output, workload: str, training: DefaultedWorkloadOptions, options: ProbeCommandOptions
 ) -> tuple[TrainingRequest, Workload]:
-    """What is to be measured of a workload: one number of microbatches, several, or the usual ones."""
+    """The request and the workload to be measured: one number of microbatches, several, or the usual ones."""
     counts = parse_numbers("--microbatches", options.microbatches) if options.microbatches is not None else ()
     request, loaded = training.make_request(
         workload,

@@ -1,4 +1,4 @@
-"""What a terminal shows while a command works: a live line, and one line a node; plain lines when piped."""
+"""A terminal's display while a command works: a live line, and one line a node; plain lines when piped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_console(stream: TextIO, *, markup: bool = False) -> Console:
     from rich.segment import Segment
 
     class CleaningConsole(Console):
-        """What is drawn may hold names and messages of nodes: each of its segments is cleaned."""
+        """Cleans each segment that it draws: some hold names and messages of nodes."""
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -216,7 +216,7 @@ class ProgressDisplay:
 
 @dataclass
 class NodeStatus:
-    """What a node is doing, or how it ended.
+    """The state of a node: what it is doing, or how it ended.
 
     ``share``: below 1 what is done of its work, 1 it has ended, below 0 it has failed. ``task``: its line in
     the live display, where there is one.
@@ -228,7 +228,7 @@ class NodeStatus:
 
     @property
     def state(self) -> Literal["failed", "done", "busy"]:
-        """What the share means: the node has failed, is done, or is still busy."""
+        """The meaning of the share: the node has failed, is done, or is still busy."""
         if self.share < 0:
             return "failed"
         return "done" if self.share >= 1 else "busy"
@@ -261,7 +261,7 @@ class NodeProgress:
         return f"{name}: {row.what}" + (f" ({done} of {len(nodes)})" if name not in LINK_ROWS else "")
 
     def draw(self, progress: Progress) -> None:
-        """Draws every node's line. Where the terminal has too few lines, finished nodes are left out."""
+        """Draws every node's line; leaves out finished nodes if the terminal has too few lines."""
         room = progress.console.height - RESERVED_LINES
         crowded = len(self._rows) > room
         for name, row in self._rows.items():

@@ -81,7 +81,7 @@ def ps(
 
 
 def _share_line(device: ListedMessage, job: ListedJob) -> str:
-    """What a run has had of a device that it shares."""
+    """A line that says what a run has had of a device that it shares."""
     from skyctl.compare.number_format import format_span
 
     now = "has the turn" if job.holds else "asks for none"

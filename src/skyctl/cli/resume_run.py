@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 RECIPE_NAMES = tuple(option.name for option in fields(RecipeOptions) if option.name != "learning_rate")
-"""What a recipe takes beside the learning rate, which is the workload's."""
+"""The options of a recipe beside the learning rate, which is the workload's."""
 
 
 def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOptions) -> str | None:
@@ -131,7 +131,7 @@ def _limit(stored_run: StoredRun, options: LaunchOptions) -> str | None:
 
 
 def _refuse_other_training(stored_run: StoredRun, request: TrainingRequest, options: LaunchOptions) -> None:
-    """What is trained, and how, is settled by the run; giving it anew would be ignored, so it is an error.
+    """Refuses an option that says anew what is trained, or how: the run settles that, and would ignore it.
 
     Raises:
         InputError: an option says something else than the run.

@@ -157,7 +157,7 @@ def make_request(
     cluster: Cluster,
     counted: Mapping[str, int] | None = None,
 ) -> ScriptRequest:
-    """What was typed, as a record.
+    """The typed words and options as a record.
 
     Args:
         counted: by node, accelerators that it has said itself, where it was asked.
@@ -265,7 +265,7 @@ def _output(options: ScriptOptions, folder: Path | None) -> tuple[str | None, st
 
 
 def _show_ranks(out: Output, request: ScriptRequest) -> None:
-    """What each rank would be told, as far as it is known without connecting."""
+    """Prints what each rank would be told, as far as it is known without connecting."""
     from skyctl.run.scripts.script_ranks import place_ranks
 
     ranks = place_ranks(request.ranks)

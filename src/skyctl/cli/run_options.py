@@ -396,7 +396,7 @@ class LaunchOptions(
         )
 
     def backend_of_run(self, plan: Plan, cluster: Cluster) -> Backend | None:
-        """What is to carry tensors in place of what a plan file says; None: nothing.
+        """The backend that is to carry tensors in place of what a plan file says; None: no other.
 
         The option counts more than what the plan was asked for, that more than the cluster file, and this
         more than what was chosen for the plan.

@@ -20,7 +20,7 @@ SCRIPT_SUFFIXES = (".py", ".pyc", ".pyz")
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptSourceOptions:
-    """What is run, what is sent for it, and when it counts as hanging."""
+    """Options that say what is run, what is sent for it, and when it counts as hanging."""
 
     module: Annotated[
         bool, typer.Option("-m", "--module", help="Run a module of this folder: python -m MODULE.")

@@ -29,7 +29,7 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SetupOptions:
-    """Where packages come from, and whether they are installed or removed."""
+    """Options that say where packages come from, and whether they are installed or removed."""
 
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove what setup has installed, and nothing else.")

@@ -1,4 +1,4 @@
-"""What is said of a step next to runs that take turns on the same devices."""
+"""Messages about a step next to runs that take turns on the same devices."""
 
 from __future__ import annotations
 

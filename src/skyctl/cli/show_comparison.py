@@ -1,4 +1,4 @@
-"""What ``compare`` shows and writes: tables, and a folder of plans, pictures and the report.
+"""The output of ``compare``, shown and written: tables, and a folder of plans, pictures and the report.
 
 The report's commands to reproduce it have nothing in them that tells whose machine it was.
 """
@@ -151,7 +151,7 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
 def _same_plans(outcomes: Sequence[StrategyOutcome], conclusion: Conclusion) -> list[str]:
     """Which rows have one and the same plan, a sentence a plan; what the verdict says of them is left out.
 
-    Such plans are run once. What is predicted of them may differ: each form has a model of its own.
+    Such plans are run once. Their predictions may differ: each form has a model of its own.
     """
     from skyctl.compare.conclusion import listed, rows_named_the_best, same_plans
 

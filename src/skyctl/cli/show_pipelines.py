@@ -166,7 +166,7 @@ def _pipeline(plan: Plan) -> list[str]:
 
 
 def _least_batch(plan: Plan) -> list[str]:
-    """Where one device is all that pays: from which batch on another one would."""
+    """A line if one device is all that pays: from which batch on another one would."""
     if len(plan.pipelines) > 1 or plan.strategy not in ("heuristic", "optimal") or not plan.unused:
         return []
     least = least_paying(plan)

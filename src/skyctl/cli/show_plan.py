@@ -39,7 +39,7 @@ OPTIONAL_COLUMNS = ("from … to", "load", "in flight", "link ms")
 def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> None:
     """A table of stages, or of shares; then what is unused, what binds, what is predicted and how sure.
 
-    Where the plan was chosen among forms, what each came to follows.
+    If the plan was chosen among forms, the result of each form follows.
     """
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
     if plan.problem.rhythm.is_rounds:
@@ -124,7 +124,7 @@ def _why(plan: Plan) -> list[str]:
 
 
 def certainty_lines(plan: Plan) -> tuple[str, str]:
-    """What is predicted, in terms of the objective, and how sure it is that no plan is better."""
+    """Two lines: the prediction, in terms of the objective, and how sure it is that no plan is better."""
     predicted = plan.predicted
     step = _seconds(predicted.iteration_s)
     if predicted.interval is not None:
@@ -180,7 +180,7 @@ def show_export(out: Output, exported: TrainerExport, plan: Plan) -> None:
 
 
 def show_advice(out: Output, advice: Sequence[Advice]) -> None:
-    """What would shorten the step most, and which devices hardly matter."""
+    """Prints what would shorten the step most, and which devices hardly matter."""
     helps = [item.text for item in advice if item.kind != "device"]
     for number, text in enumerate(helps):
         out.line(("what would help: " if number == 0 else " " * 17) + text, wrap=True)
@@ -191,7 +191,7 @@ def show_advice(out: Output, advice: Sequence[Advice]) -> None:
 
 
 def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingChange]) -> None:
-    """What would be faster and changes what is trained, a line each."""
+    """Prints the changes that would be faster and alter what is trained, a line each."""
     for change in changes:
         took = f"{format_seconds(change.iteration_s)} a {plan.problem.rhythm.unit}"
         step = f"{took} predicted, --parallel {change.parallel}"

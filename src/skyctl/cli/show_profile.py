@@ -94,7 +94,7 @@ def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
         )
 
 
-# What ``skyctl probe`` says of links beside the tables: which were measured, and the map as a picture.
+# The links in ``skyctl probe``, beside the tables: which were measured, and the map as a picture.
 
 LINK_SELECTIONS = ("all", "sites", "none")
 

@@ -1,4 +1,4 @@
-"""What a run's records are: how many, how much of them is learnt, and one sample with that marked."""
+"""Shows a run's records: how many, how much of them is learnt, and one sample with that marked."""
 
 from __future__ import annotations
 

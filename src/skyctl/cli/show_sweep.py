@@ -32,7 +32,7 @@ _JSON_KEYS = {
 
 
 class SweepDisplay:
-    """What a terminal shows while trials run; lines of those that have ended where there is none."""
+    """A terminal's display while trials run; where there is none, a line for each trial that has ended."""
 
     def __init__(self, out: Output, progress: ProgressDisplay, request: SweepRequest) -> None:
         self._out, self._progress, self._request = out, progress, request

@@ -196,7 +196,7 @@ def _request(
     trials: int,
     space: Mapping[str, Choice | Range],
 ) -> SweepRequest:
-    """What was typed, as a record, but for the files. Raises InputError for what can't be."""
+    """The typed words and options as a record, but for the files. Raises InputError for what can't be."""
     from skyctl.records.base import timestamp
     from skyctl.records.script_request import ScriptRequest
     from skyctl.records.sweep import STOP_RULES, SWEEP_MODES, SweepRequest
