@@ -36,7 +36,7 @@ class CertificateText(NamedTuple):
 
 
 def describe_certificate(report: ComparisonReport, row: ComparisonRow) -> CertificateText:
-    """What is claimed of the plan in that row, and how sure that is."""
+    """The claim about the plan in that row, and how sure that is."""
     plan = report.plan(row.strategy)
     sure = plan.certificate
     how = FORMS_TEXT if plan.forms else STRATEGY_TEXTS.get(row.strategy, "as assigned")

@@ -57,7 +57,7 @@ def trace_document(measured: Timeline, simulated: Timeline, *, run_id: str) -> d
 
 
 def read_trace(written: Mapping[str, Any]) -> Timeline:
-    """What was measured, out of such a file: the inverse of ``trace_document``, to a nanosecond.
+    """The measured timeline in such a file: the inverse of ``trace_document``, to a nanosecond.
 
     Raises:
         ValueError, KeyError, TypeError: it is not such a file.

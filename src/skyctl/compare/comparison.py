@@ -55,7 +55,7 @@ class Comparison(FileRecord):
 
 
 def comparison_table(compared: Sequence[ComparisonRow], best: str | None = None) -> Table:
-    """For a terminal. What was not measured has no column; the row of the strategy ``best`` is bold.
+    """For a terminal. A figure that was not measured has no column; the row of the strategy ``best`` is bold.
 
     The columns of strategies and of layers are those that wrap: 80 columns hold all of it.
     """

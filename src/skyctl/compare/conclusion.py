@@ -1,4 +1,4 @@
-"""What a comparison comes to: which plan to take, how much faster it is, and whether that can be told."""
+"""The conclusion of a comparison: which plan to take, how much faster it is, and whether that can be told."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from skyctl.records.base import Name, Record, Seq
 LEAST_REPORTED_GAIN = 0.005
 """Below this part a plan is not called faster where it is not known how sure that is."""
 PLAN_NAMES = {"pipeline": "pipeline", "data": "data plan", "hybrid": "hybrid"}
-"""What a plan is called by how it shares the work out."""
+"""The name of a plan, by how it shares the work out."""
 MEASUREMENT_NOISE = 0.02
 """Measured steps that differ by less are taken for equal."""
 
@@ -198,8 +198,8 @@ def describe_conclusion(
 ) -> str:
     """``optimal is 1.83× as fast as even, 1.40× as fast as tower alone, measured (predicted 1.9× and 1.5×)``.
 
-    Where one device alone is best, that comes first. Where there is a plan without the rhythm, what the best
-    one gains over that is said, too.
+    If one device alone is best, that comes first. If there is a plan without the rhythm, the sentence says
+    what the best one gains over that, too.
 
     Args:
         capitalized: begin as a heading does; a strategy's name stays as it is.
@@ -236,7 +236,7 @@ def describe_conclusion(
 
 
 def _describe_rhythm(conclusion: Conclusion, other: ComparisonRow | None) -> str:
-    """What is said of the plan that differs in its rhythm, ``other``, where the best one is not faster."""
+    """The words on the plan that differs in its rhythm, ``other``, where the best one is not faster."""
     if other is None or other.strategy == conclusion.best:
         return ""
     name, gain = other.strategy, conclusion.over(other.strategy)
@@ -285,7 +285,7 @@ def _describe_tie(
     *,
     capitalized: bool,
 ) -> str:
-    """What is said where nothing is faster than even, or not so that it could be told."""
+    """The sentence where nothing is faster than even, or not so that it could be told."""
     base = rows[BASELINE]
     if over_even is not None and over_even.low is not None and over_even.high is not None:
         ratio = f"{format_ratio(over_even.ratio)} ({format_ratio_interval(over_even.low, over_even.high)})"

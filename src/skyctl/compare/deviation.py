@@ -1,4 +1,4 @@
-"""What was not as predicted, and which of it explains the step: the plan is simulated with measured times.
+"""Differences from the prediction, and which explain the step: the plan is simulated with measured times.
 
 One cause at a time: with one device's layers, its overhead, or one link as measured and all else as
 predicted, the simulator says how long a step would take; then with all of them together. The rest of the
@@ -18,9 +18,9 @@ from skyctl.schedule.step_times import BoundaryTimes, MessageTimes, StageTimes
 MAX_CAUSES = 12
 """So many causes are simulated, the largest first."""
 LEAST_SIMULATED_SHARE = 0.003
-"""What can change a step by less than this part of it is left out."""
+"""A cause that can change a step by less than this part of it is left out."""
 LEAST_REPORTED_SHARE = 0.01
-"""What changes a step by less than this part of it gets no sentence."""
+"""A cause that changes a step by less than this part of it gets no sentence."""
 LEAST_RATIO_S = 1e-6
 """A ratio to a prediction shorter than this says nothing."""
 ROUNDING = 1e-9
@@ -79,7 +79,7 @@ def find_differences(play: SimulationInput, done: Measurement) -> tuple[Differen
 
 
 def _stage_causes(play: SimulationInput, replicas: Sequence[ReplicaMeasurement], stage: int) -> list[_Cause]:
-    """What was measured of one stage: its layers, its overhead, the messages it waited for.
+    """The causes that were measured at one stage: its layers, its overhead, the messages it waited for.
 
     Messages that share a line with others are left out: their times hold the others', which the simulator
     adds by itself.

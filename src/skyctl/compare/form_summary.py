@@ -1,4 +1,4 @@
-"""What each form of plans came to, as a person reads it: a table, why some have no plan, and the choice."""
+"""The result of each form of plans, as a person reads it: a table, why some have no plan, and the choice."""
 
 from __future__ import annotations
 

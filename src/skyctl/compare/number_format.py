@@ -68,7 +68,7 @@ def format_ratio(value: float | None) -> str:
 
 
 def format_ratio_interval(low: float, high: float) -> str:
-    """Where a ratio may lie: ``1.71–1.86``."""
+    """The range in which a ratio may lie: ``1.71–1.86``."""
     return f"{_format_three_digits(low)}–{_format_three_digits(high)}"
 
 

@@ -1,4 +1,4 @@
-"""What came of each strategy, and the row that says it: what is predicted, proved and measured."""
+"""The outcome of each strategy, and the row that says it: what is predicted, proved and measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALONE = "alone"
 SYNCHRONOUS = "synchronous"
 """The row of the best plan without the rhythm that the others have; owners average after every step there."""
 REFERENCE_ROWS = ("pipeline", "data", "hybrid", SYNCHRONOUS)
-"""What rows are called that stand beside the strategies': the best plan of another form or rhythm."""
+"""The names of rows that stand beside the strategies': the best plan of another form or rhythm."""
 OPTIMAL = "optimal"
 """The strategy of the exact search."""
 SEARCHED = ("heuristic", OPTIMAL)
@@ -114,7 +114,7 @@ class ComparisonRow(Record):
 
     @property
     def device_label(self) -> str:
-        """What to call the device of a plan that has only one."""
+        """The label of the device of a plan that has only one."""
         return self.shares[0].label if self.shares else ""
 
     @property
@@ -247,7 +247,7 @@ def _row(
 
 
 def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
-    """Who has which layers; with several pipelines, how many microbatches each takes.
+    """Which device has which layers; with several pipelines, how many microbatches each takes.
 
     Pipelines of one stage each are named by their devices alone. Owners each take all of their own batches.
     """

@@ -1,4 +1,4 @@
-"""What a report shows, made by ``jobs/report_builder.py``; nothing in it says who made the comparison."""
+"""The data of a report, made by ``jobs/report_builder.py``; nothing in it says who made the comparison."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RouteMap:
 
 @dataclass(frozen=True)
 class VerifiedPlan:
-    """What ``verify`` found. ``items``: (name, whether it holds or None where it was not checked, detail)."""
+    """``verify``'s findings. ``items``: (name, whether it holds or None where it was not checked, detail)."""
 
     ok: bool
     items: tuple[tuple[str, bool | None, str], ...]
@@ -91,7 +91,7 @@ class ComparisonReport:
     routes: RouteMap | None = None
 
     def outcome(self, strategy: str) -> StrategyOutcome:
-        """What came of that strategy (StopIteration where it was not compared)."""
+        """The outcome of that strategy (StopIteration where it was not compared)."""
         return next(outcome for outcome in self.outcomes if outcome.strategy == strategy)
 
     def plan(self, strategy: str) -> Plan:
@@ -117,7 +117,7 @@ class ComparisonReport:
 
     @property
     def bounded_name(self) -> str:
-        """What a bound speaks of: all plans, or those that share the work out as the row's own does."""
+        """The name of plans that a bound covers: all, or those that share work out as the row's own does."""
         kinds = {row.parallel for row in self.planned if row.bound_s is not None}
         if len(kinds) > 1:
             return "plan of its kind"

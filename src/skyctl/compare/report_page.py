@@ -143,7 +143,7 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
 
 
 def _gain_notes(gain: Gain) -> list[str]:
-    """What is small under a gain: how it is known, and where it lies in eight cases of ten."""
+    """The small notes under a gain: how it is known, and where it lies in eight cases of ten."""
     notes = ["predicted"] if gain.measured is None else ["measured"]
     if gain.low is not None and gain.high is not None:
         notes[0] += f" ({format_ratio_interval(gain.low, gain.high)})"

@@ -13,7 +13,7 @@ MAX_NAMES = 4
 
 
 def describe_stale(plan: Plan, prediction: StalePrediction) -> str:
-    """Who holds the weights, how far ahead others may be, and what that is worth beside waiting for all."""
+    """Which device holds the weights, how far ahead others may be, and the gain over waiting for all."""
     labels = device_labels(plan.problem)
     root = labels[plan.pipelines[0].stages[0].device]
     most = plan.problem.rhythm.staleness

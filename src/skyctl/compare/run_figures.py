@@ -1,4 +1,4 @@
-"""What a page shows of one run, while it trains and after: figures and words, not how they are drawn."""
+"""The figures and words that a page shows of one run, in training and after: not how they are drawn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class RunNote:
-    """What a run's supervisor said. ``at``: when (ISO), or empty; ``kind``: ``note``, ``warning``, …"""
+    """One message of a run's supervisor. ``at``: when (ISO), or empty; ``kind``: ``note``, ``warning``, …"""
 
     at: str
     kind: str

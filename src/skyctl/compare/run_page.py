@@ -65,7 +65,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class _View:
-    """What the templates are told."""
+    """The values that the templates are given."""
 
     heading: str
     detail: str | None

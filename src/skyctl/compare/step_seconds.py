@@ -39,7 +39,7 @@ def predicted_step_s(plan: Plan, uneven: StepVariation | None) -> float:
 
 
 def predicted_interval(plan: Plan, uneven: StepVariation | None) -> Interval | None:
-    """Where that may lie; None: unknown, as it is on average."""
+    """The interval in which ``predicted_step_s`` may lie; None: unknown, as it is on average."""
     interval = plan.predicted.interval
     if interval is None or uneven is not None:
         return None
@@ -117,7 +117,7 @@ def median_errors(run: Measurement) -> tuple[float, float]:
 
 
 def describe_steps(plans: Mapping[str, Plan | None], *, measured: bool) -> list[str]:
-    """What a step's seconds stand for, a phrase each; none where they are just that.
+    """Phrases that say what a step's seconds stand for; none where they are just that.
 
     Args:
         plans: by strategy; None: there is none.

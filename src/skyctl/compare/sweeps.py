@@ -53,7 +53,7 @@ class SweepPoint(Record):
 
 @dataclass(frozen=True)
 class NodesPoint:
-    """What came of each strategy with the first ``nodes`` by speed."""
+    """The outcome of each strategy with the first ``nodes`` by speed."""
 
     nodes: tuple[str, ...]
     outcomes: Sequence[StrategyOutcome]
@@ -203,7 +203,7 @@ def describe_sweep(sweep: ComparisonSweep) -> list[str]:
 
 
 def _describe_node(sweep: ComparisonSweep, best: str, line: dict[int, float], at: int) -> str:
-    """What the node that a point adds does to the step. ``line``: by point, the best strategy's seconds."""
+    """How the node that a point adds changes the step. ``line``: by point, the best strategy's seconds."""
     point = sweep.points[at]
     node, gain = point.added or f"node {point.value}", point.gain
     if at - 1 not in line or gain is None:

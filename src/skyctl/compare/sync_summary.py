@@ -31,7 +31,7 @@ SyncChoice = Literal["ring", "star", "trees", "server"]
 SYNC_CHOICES: tuple[SyncChoice, ...] = ("ring", "star", "trees")
 """Those that every comparison has; ``server``, a star at a helper, where its own plan is one."""
 _CHOICE_OF: dict[RoutesKind, SyncChoice] = {"ring": "ring", "star": "star"}
-"""What asks for routes of that kind; ``trees`` for all others."""
+"""The choice that asks for routes of that kind; ``trees`` for all others."""
 
 
 class SyncRates(NamedTuple):
@@ -247,7 +247,7 @@ def sync_table(rows: Sequence[SyncRow]) -> tuple[list[str], list[list[str]]]:
 
 
 def _routes_text(row: SyncRow) -> str:
-    """What was found where that way was asked for."""
+    """The text on the routes that were found where that way was asked for."""
     if row.error is not None:
         return row.error
     if row.kind is None or row.routes is None:

@@ -1,4 +1,4 @@
-"""What every stage does when, on one clock: as measured by the ranks, or as simulated for a plan."""
+"""The timeline of every stage, on one clock: as measured by the ranks, or as simulated for a plan."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TimelineStep:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What every stage does, over some steps. ``errors_s``: by stage, how far its clock may be off."""
+    """The spans of every stage, over some steps. ``errors_s``: by stage, how far its clock may be off."""
 
     devices: tuple[str, ...]
     steps: tuple[TimelineStep, ...]

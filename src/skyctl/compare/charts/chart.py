@@ -35,11 +35,11 @@ class ValueAxis:
 
     @property
     def label(self) -> str:
-        """What is written under the axis, such as ``ms a step``."""
+        """The text under the axis, such as ``ms a step``."""
         return f"{self.unit} {self.caption}".strip()
 
     def percent(self, value: float) -> float:
-        """Where a value is, in per cent of the axis's length."""
+        """The place of a value, in per cent of the axis's length."""
         return 100.0 * value / self.end if self.end > 0 else 0.0
 
     def width_percent(self, length: float) -> float:
@@ -100,7 +100,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """What a colour or line means. ``upright``: a line from top to bottom; ``line``: a level one."""
+    """The meaning of a colour or line. ``upright``: a line from top to bottom; ``line``: a level one."""
 
     shape: Literal["swatch", "line", "upright", "dot"]
     look: str
@@ -278,7 +278,7 @@ class LineChart:
         return [(value, f"{value:.{digits}f}") for value in ticks]
 
     def x_percent(self, x: float) -> float:
-        """Where an x is, in per cent of the width from the left."""
+        """The place of an x, in per cent of the width from the left."""
         left, right = self.x_range
         return 100 * (x - left) / (right - left) if right > left else 50.0
 
@@ -287,7 +287,7 @@ class LineChart:
         return [(self.x_percent(value), text) for value, text in self.x_ticks]
 
     def y_percent(self, written: float) -> float:
-        """Where a value in written units is, in per cent from the top."""
+        """The place of a value in written units, in per cent from the top."""
         ticks = self.y_ticks
         return 100 * (1 - (written - ticks[0][0]) / (ticks[-1][0] - ticks[0][0]))
 

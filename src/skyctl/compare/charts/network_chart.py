@@ -32,7 +32,7 @@ class NetworkLine:
 
     @property
     def shaft_end(self) -> tuple[float, float]:
-        """Where the line itself ends: at the back of its head, where it has one."""
+        """The point where the line itself ends: at the back of its head, if it has one."""
         if not self.arrow:
             return self.x2, self.y2
         _, left, right = self.head

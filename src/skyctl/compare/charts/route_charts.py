@@ -114,7 +114,7 @@ def _left_out(routes: Sequence[Route]) -> str:
 
 
 def _notes(chart_map: _Map) -> list[str]:
-    """What else there is to know of the links: those that share a line, and what is not written."""
+    """Further notes on the links: those that share a line, and what is not written."""
     on_map, rates = set(chart_map.place), _rates(chart_map)
     shared = [
         f"{resource.name} {_rate(resource.bandwidth_bytes_per_s)}"
@@ -178,7 +178,7 @@ def _around(count: int, first: float | None = None) -> list[Point]:
 
 
 def _link_chart(chart_map: _Map) -> NetworkChart:
-    """What the links carry: at each link where nodes are few, else between sites."""
+    """The chart of what the links carry: at each link where nodes are few, else between sites."""
     rates = _rates(chart_map)
     lines, texts = [], list(_names(chart_map, ()))
     for site in chart_map.sites:

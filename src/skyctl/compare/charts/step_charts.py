@@ -396,7 +396,7 @@ def utilization(row: ComparisonRow, devices: int) -> tuple[float | None, float |
 
 
 def _longest_s(report: ComparisonReport) -> float:
-    """What an axis must hold on which all strategies are drawn."""
+    """The longest time that an axis must hold on which all strategies are drawn."""
     ends_s = [row.predicted_s or 0.0 for row in report.planned]
     ends_s += [row.measured.p90 for row in report.planned if row.measured]
     ends_s += [row.predicted_interval.high_s for row in report.planned if row.predicted_interval]
