@@ -1,1 +1,1 @@
-"""What commands do with a cluster: probe, compare, try, set up, clean, report."""
+"""The jobs that commands do with a cluster: probe, compare, try, set up, clean, report."""

@@ -1,4 +1,4 @@
-"""What a bug report holds: versions, cluster file, profile and a run, all redacted (``redaction.py``).
+"""The contents of a bug report: versions, cluster file, profile and a run, all redacted (``redaction.py``).
 
 Nothing is sent anywhere and no node is asked. A model's code and its data are never in it.
 """

@@ -25,7 +25,7 @@ THIS_MACHINE = "this machine"
 
 
 class NodeCleaning(Record):
-    """What went and what stayed on one node. ``shared_by``: further local nodes with the same cache."""
+    """The things that went and stayed on one node. ``shared_by``: further local nodes with the same cache."""
 
     node: Name
     shared_by: Seq[Name] = ()

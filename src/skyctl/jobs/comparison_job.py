@@ -46,10 +46,10 @@ LEAST_SEARCH_S = 1.0
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """What is compared: one workload on one cluster, by some strategies.
+    """One workload on one cluster, to be compared by some strategies.
 
-    ``other_form``: the best plans of other forms, a pipeline's or data parallelism's, have rows, too. Where
-    the form is ``auto`` the strategies' rows are pipelines, every form has a row, and the last, the best
+    ``other_form``: the best plans of other forms, a pipeline's or data parallelism's, have rows, too. If the
+    form is ``auto``, the strategies' rows are pipelines and every form has a row. The last row, the best
     strategy's, is the plan that is taken of these. A rhythm is compared with the plan that has none.
     """
 
@@ -73,7 +73,7 @@ class ComparisonJob:
     def with_backend(self, profile: Profile) -> ComparisonJob:
         """The same, with one backend for all plans: the one that a quick plan of all devices comes to.
 
-        Else rows would differ in what carries their tensors, too. Where there is no such plan each row has
+        Else rows would differ in what carries their tensors, too. If there is no such plan, each row has
         its own.
         """
         if self.options.backend != ANY_BACKEND:
@@ -244,9 +244,9 @@ def plan_strategies(
 ) -> list[StrategyOutcome]:
     """One outcome per strategy, in the order given; one that does not fit says why.
 
-    Where the number of microbatches or the schedule is left to the planner, the best strategy's choice is
-    used for all, so that the rows answer the same problem. ``alone`` has no pipeline to fill: it takes
-    whichever measured number of microbatches is the fastest there, whatever the others take.
+    If the planner chooses the number of microbatches or the schedule, all rows use the best strategy's
+    choice. So they answer the same problem. ``alone`` has no pipeline to fill: it takes whichever measured
+    number of microbatches is the fastest there, whatever the others take.
 
     Raises:
         InfeasibleError, UndecidedError: none of them has a plan.

@@ -65,7 +65,7 @@ def plan_nodes(
     counts: Sequence[int],
     on_progress: OnProgress,
 ) -> list[NodesPoint]:
-    """What the first nodes by speed would give, for each number of them; all else as in ``outcomes``.
+    """The outcomes with the first nodes by speed, for each number of them; all else as in ``outcomes``.
 
     Nodes that ``--pin-first`` and ``--pin-last`` name come first, as there is no plan without them.
 

@@ -76,7 +76,7 @@ def doubted_nodes(profile: Profile, asked: Collection[Contradiction]) -> set[str
 def remeasurements_of(
     then: Profile, now: Profile, asked: Collection[Contradiction]
 ) -> tuple[Remeasurement, ...]:
-    """What the second profile says of the devices and links in question, against the first."""
+    """How the second profile's figures of the devices and links in question differ from the first's."""
     remeasured = []
     for contradiction in asked:
         factor = (

@@ -1,8 +1,8 @@
 """Which form of plans is the fastest, where predictions can't tell: each is run for some steps.
 
 Predictions are off by some percent, and differ by form in how: sums, messages and layers have errors of their
-own. So forms whose intervals overlap are tried on the cluster, before a run that is much longer. What each
-step took is learnt for all of them.
+own. So forms whose intervals overlap are tried on the cluster, before a run that is much longer. The time
+of each step is learnt for all of them.
 """
 
 from __future__ import annotations

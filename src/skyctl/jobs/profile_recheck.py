@@ -86,7 +86,7 @@ def recheck_profile(
     *,
     with_links: bool = True,
 ) -> Profile:
-    """What a quick look shows: devices, versions, memory, each device's costliest layer, a ring of links.
+    """The profile of a quick look: devices, versions, memory, each device's costliest layer, a ring of links.
 
     Args:
         with_links: whether links are looked at.
@@ -120,7 +120,7 @@ def recheck_profile(
 
 
 def profile_changes(then: Profile, now: Profile) -> list[ClusterChange]:
-    """What is not as it was, beyond what two measurements of the same thing may differ by. Pure.
+    """The changes since then, beyond what two measurements of the same thing may differ by. Pure.
 
     A node that the profile has no device of, and that failed now, is no difference.
     """
@@ -186,7 +186,7 @@ def _layer_s(timing: LayerTiming) -> float | None:
 
 
 def _link_changes(then: LinkProfile | None, now: LinkProfile) -> list[ClusterChange]:
-    """What differs of a link; nothing where it was not measured then."""
+    """The changes of a link; none where it was not measured then."""
     if then is None or then.estimated or then.error is not None:
         return []
     where = f"{now.source} → {now.target}"

@@ -137,7 +137,7 @@ def ship_timed_workload(
 
 
 def progress_text(on_progress: Callable[[str], None]) -> Callable[[str, str, float], None]:
-    """What the probe says of each node, as one line of text."""
+    """A function that passes on what the probe says of each node, as one line of text."""
     return lambda node, what, share: on_progress(f"{node}: {what}" + (f" {share:.0%}" if share > 0 else ""))
 
 
@@ -224,7 +224,7 @@ def unmeasured_nodes(profile: Profile, nodes: Sequence[Node]) -> list[str]:
 
 
 def _node_change(node: Node, profile: Profile) -> str | None:
-    """What cluster.yaml says of the node now that was not so when it was measured; None where nothing."""
+    """A change of the node in cluster.yaml since it was measured, in words; None where there is none."""
     devices = [device for device in profile.devices if device.node == node.name]
     if not devices:
         return f"node {node.name} is not in it"

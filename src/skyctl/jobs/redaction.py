@@ -1,9 +1,9 @@
 """Takes out of texts what a bug report must not carry: hosts, people, keys, passwords, addresses, paths.
 
-Two ways at once. What is known (the cluster file's nodes, hosts, users and key paths; this machine's user
-and name) is replaced everywhere, always by the same word, so that a reader can follow it: ``node2``,
-``host1``. What only looks like it (addresses, ``user@host``, ``password=…``, tokens) is found by its form.
-Numbered, not hashed: who can guess a name can hash it and look.
+Two ways at once. Known words (the cluster file's nodes, hosts, users and key paths; this machine's user and
+name) are replaced everywhere. Each always has the same substitute, so that a reader can follow it: ``node2``,
+``host1``. Text that only looks like them (addresses, ``user@host``, ``password=…``, tokens) is found by its
+form. Numbered, not hashed: who can guess a name can hash it and look.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def anonymize_workload(text: str) -> str:
 
 
 def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
-    """What all rows have in common, a phrase each; nothing where there is no plan."""
+    """The settings that all rows have in common, a phrase each; none where there is no plan."""
     problem = pipeline_problem(outcomes)
     if problem is None:
         return []
@@ -271,7 +271,7 @@ def _read_trace(path: str, devices: Sequence[str]) -> timeline.Timeline | None:
 
 
 def _verify_plans(outcomes: Sequence[StrategyOutcome]) -> dict[str, VerifiedPlan]:
-    """What ``skyctl verify`` says of the plans that claim a bound, where that takes no long time."""
+    """The verdicts of ``skyctl verify`` on the plans that claim a bound, where that takes no long time."""
     out = {}
     for outcome in outcomes:
         plan = outcome.plan

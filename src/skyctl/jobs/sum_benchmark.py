@@ -143,7 +143,7 @@ class SumFigures:
 
 
 def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
-    """What came of each way to sum."""
+    """The figures of each way to sum."""
     bounds: dict[str, float | None] = {}
     figures = []
     for outcome in outcomes:
@@ -171,7 +171,7 @@ def sum_figures(outcomes: Sequence[StrategyOutcome]) -> list[SumFigures]:
 
 
 def _bound_mbit(plan: Plan) -> float | None:
-    """What no routes among a plan's devices carry more than; None: their links cost nothing."""
+    """The rate that no routes among a plan's devices exceed; None: their links cost nothing."""
     model = ReplicaCosts(plan.problem)
     holders = tuple(sorted(model.ids.index(stage.device) for stage in plan.placed_stages))
     byte_s = pack_set(model, holders, time.perf_counter() + PACKING_S).byte_s

@@ -1,4 +1,4 @@
-"""What the user asked to train: the request as the launcher keeps it, and as it is sent to nodes."""
+"""The user's request to train: as the launcher keeps it, and as it is sent to nodes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class TrainingRequest:
         return [*words, "--random-inputs"] if spec.random_inputs else words
 
     def ref(self, digest: str) -> WorkloadRef:
-        """What a plan records of the request, to recognize its workload (of that digest) later."""
+        """The part of the request that a plan records, to recognize its workload (of that digest) later."""
         return WorkloadRef(
             source=self.spec.source,
             digest=digest_training(self.spec, digest),
