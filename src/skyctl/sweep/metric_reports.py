@@ -1,4 +1,4 @@
-"""What trials report of themselves, and which of them are behind the others. Pure.
+"""The reports of trials on themselves, and which trials are behind the others. Pure.
 
 A report is a line of output that is a JSON object with the metric's key: ``{"step": 10, "loss": 0.42}``.
 """
@@ -62,7 +62,7 @@ class _Curve:
 
 
 class LearningCurves:
-    """What all trials have reported.
+    """The reports of all trials.
 
     Args:
         grace: reports of a trial before it is compared.

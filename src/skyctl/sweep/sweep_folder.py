@@ -84,7 +84,7 @@ class SweepFolder:
         write_atomic(self._request, request.to_json())
 
     def read_request(self) -> SweepRequest:
-        """What was asked for. Raises RecordError where that can't be read."""
+        """The request as it was written down. Raises RecordError where that can't be read."""
         return read_record(SweepRequest, self._request)
 
     def write_trial(self, trial: TrialState) -> None:

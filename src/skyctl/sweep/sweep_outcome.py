@@ -1,4 +1,4 @@
-"""What a sweep tells whoever watches it, and how it ended."""
+"""The callbacks that inform whoever watches a sweep, and how it ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyctl.records.sweep import TrialState
 
 @dataclass
 class SweepCallbacks:
-    """What a sweep tells whoever watches it; each is called from the thread that runs it."""
+    """The callbacks that inform whoever watches a sweep; each is called from the thread that runs it."""
 
     phase: Callable[[str], None] = lambda _: None
     warn: Callable[[str], None] = lambda _: None

@@ -51,7 +51,7 @@ class SweepRunner:
 
     Args:
         files: the script's folder, as it is sent.
-        sessions: by node, those that answered. Whoever opened them closes them.
+        sessions: by node, those that answered. The caller that opened them closes them.
         sampler: draws what is not given; None: all trials are written down already.
     """
 
@@ -297,7 +297,7 @@ class SweepRunner:
         self._count(trial)
 
     def _count(self, trial: TrialState) -> None:
-        """What an ended trial says about others."""
+        """Takes in what an ended trial says about others."""
         if trial.status == "done" and trial.seconds is not None and trial.device is not None:
             self._queue.add_timed(TimedTrial(trial.parameters, trial.device, trial.seconds))
         if trial.status == "failed":
@@ -381,7 +381,7 @@ class SweepRunner:
         self._settle(TrialState(number=running.number, parameters=running.trial.parameters))
 
     def _put_back_all(self) -> None:
-        """Whatever has not ended is to run once more: nothing, where all have."""
+        """Puts back each trial that has not ended, to run once more: none, where all have ended."""
         for running in [*self._running.values(), *self._fetches, *filter(None, [self._fetching])]:
             running.close()
             self._settle(TrialState(number=running.number, parameters=running.trial.parameters))

@@ -70,7 +70,7 @@ class TrialTimes:
             self._fit(timed)
 
     def work(self, parameters: Mapping[str, str]) -> float:
-        """What a trial takes on a device whose ``pace`` is 1."""
+        """The time that a trial takes on a device whose ``pace`` is 1."""
         return math.exp(self._level + float(self._numbers.vector(parameters) @ self._parts))
 
     def pace(self, device: str) -> float:
