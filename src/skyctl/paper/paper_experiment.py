@@ -115,7 +115,7 @@ def bert_layers(encoders: int, samples: int = BATCH) -> tuple[Layer, ...]:
 def paper_problem(
     nodes: int, encoders: int, execution: Execution, memory_scale: float | None = 1.0
 ) -> Problem:
-    """What the planner is asked for one size and one way to run it."""
+    """The problem that the planner is asked for one size and one way to run it."""
     chained = execution in ("chain", "chain-sum")
     return Problem(
         layers=bert_layers(encoders, BATCH if chained else 1),

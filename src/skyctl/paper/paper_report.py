@@ -97,7 +97,7 @@ def paper_tables(paper: PaperResult) -> list[PaperTable]:
 
 
 def describe_paper(paper: PaperResult) -> list[str]:
-    """What the experiment says, in a few sentences; empty where the largest size was not run."""
+    """The experiment's results, in a few sentences; empty where the largest size was not run."""
     try:
         chain, summed, steady = (paper.case(64, 160, name) for name in ("chain", "chain-sum", "steady"))
     except StopIteration:
@@ -146,7 +146,7 @@ def _memory(paper: PaperResult) -> PaperTable:
 
 
 def _formulas(paper: PaperResult) -> PaperTable:
-    """What each rule saves at most, a row a set of devices; last, the spread that it needs for the 55%."""
+    """The most that each rule saves, a row a set of devices; last, the spread that it needs for the 55%."""
     sets = [(name, SlowdownFactors.of(factors)) for name, factors in paper.factors.items()]
     sets += [(f"uniform in [1, {r:g}], many", SlowdownFactors.uniform(r)) for r in (2.0, 3.5, 7.0)]
     rows = [

@@ -137,7 +137,7 @@ def max_balanced_chain_saving(spread: float) -> float:
 
 
 def max_pipeline_saving(spread: float) -> float:
-    """What no balance of a pipeline saves, whatever the devices with that spread."""
+    """The saving that no balance of a pipeline exceeds, whatever the devices with that spread."""
     return 1 - 1 / spread
 
 

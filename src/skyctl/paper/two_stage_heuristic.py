@@ -27,7 +27,7 @@ def two_stage_cuts(
     *,
     compare_next: bool = False,
 ) -> list[int]:
-    """Where devices' ranges begin, and the end: device d gets layers [cuts[d], cuts[d + 1]), at least one.
+    """The starts of devices' ranges, and the end: device d gets layers [cuts[d], cuts[d + 1]), at least one.
 
     Args:
         work: per layer, in any unit.
