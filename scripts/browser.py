@@ -88,7 +88,7 @@ class Browser:
                 self.events.append((told["method"], told.get("params", {})))
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives in the page."""
+        """The value that a JavaScript expression gives in the page."""
         done = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in done:
             raise RuntimeError(str(done["exceptionDetails"]))

@@ -39,7 +39,7 @@ def prose(text: str) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What ``#…`` may name in that file: GitHub's rule, a repeated heading counted up."""
+    """The anchors that ``#…`` may name in that file: GitHub's rule, a repeated heading counted up."""
     seen: Counter[str] = Counter()
     found: set[str] = set()
     for line in prose(path.read_text(encoding="utf-8")):
