@@ -1,4 +1,4 @@
-"""What it costs that a nanoGPT is cut automatically, against the same model written as a list of layers.
+"""The cost of cutting a nanoGPT automatically, against the same model written as a list of layers.
 
 Prints one JSON line: the ratios of their steps, launched in turns on two unequal local nodes, and whether
 their plans are the same. About four minutes.

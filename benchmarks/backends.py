@@ -1,4 +1,4 @@
-"""What a message costs between ranks: over skyctl's connections, in the clear and under TLS, and over Gloo.
+"""The cost of a message between ranks: over skyctl's connections, in the clear and under TLS, and over Gloo.
 
 Two processes over loopback, each kind in turn, several times; medians over the turns. One JSON line, by kind
 and size: µs of wall and of CPU time (both processes) for a message in a stream, and for a round trip.

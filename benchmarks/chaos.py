@@ -45,7 +45,7 @@ ENCRYPTED = 0.25
 ELASTIC, ELASTIC_FORMS = 0.5, ("data", "hybrid")
 """Of the seeds with these forms."""
 BACKENDS = ("skyctl", "gloo")
-"""What carries tensors, as ``launch --backend`` is told."""
+"""The backends that carry tensors, as ``launch --backend`` is told."""
 DOCUMENT = lab.ROOT / "docs" / "faults.md"
 LOOK_S = 0.02
 RESOURCES_S = 1.0
@@ -144,7 +144,7 @@ def _ends(run: Any) -> dict[int, float]:
 def noticed(
     strikes: list[dict[str, Any]], attempts: list[dict[str, Any]], ends: Mapping[int, float]
 ) -> list[dict[str, Any]]:
-    """What each attempt that failed ended of, and how many seconds after the last strike before that.
+    """The error that ended each failed attempt, and how many seconds after the last strike before that.
 
     Args:
         ends: by an attempt's number, when it ended; of those that failed.

@@ -1,4 +1,4 @@
-"""What checkpoints cost: writing, reading and verifying shards, and moving them between two keepers.
+"""The costs of checkpoints: writing, reading and verifying shards, and moving them between two keepers.
 
 One JSON line a case, on standard output. ``python benchmarks/checkpoints.py [--folder DIR] [--hidden N]``
 """

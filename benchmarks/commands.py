@@ -1,7 +1,7 @@
 """How long commands take, beside those of an older checkout; one JSON line a command.
 
-Two local nodes and a small model. What commands need (a profile, a plan, a run with checkpoints) is made
-once, by the older checkout where there is one, so that both read the same files. Each command then runs
+Two local nodes and a small model. The files that commands need (a profile, a plan, a run with checkpoints)
+are made once, by the older checkout where there is one. So both read the same files. Each command then runs
 ``--repeats`` times, in turns with the older checkout's, after one run that is not counted (it fills the
 node's cache). ``launch`` is timed until its first step is written down, all others until they have ended.
 

@@ -145,7 +145,7 @@ def _measure(bench: Bench, name: str, how: Sequence[str], fewer: int, more: int)
 
 
 def _sent_bytes(bench: Bench) -> int:
-    """What has left all nodes so far."""
+    """The bytes that have left all nodes so far."""
     state, total = bench.lab_state(), 0
     for node in state.nodes:
         text = fault_injection.run_in_node(state, node.name, ["cat", "/proc/net/dev"]).stdout

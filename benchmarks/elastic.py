@@ -53,7 +53,7 @@ LOCALHOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where ranks run, and how one is lost.
+    """The ranks of a run: where they run, and how one is lost.
 
     Attributes:
         shares: microbatches of each; with stages those of each pipeline.

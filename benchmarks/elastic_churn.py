@@ -69,7 +69,7 @@ def data(batch_size, seed):
 
 @dataclass
 class Churn:
-    """Who is there, and what happens next; called with each event of the run."""
+    """The machines that are there, and what happens next; called with each event of the run."""
 
     draw: random.Random
     every_s: float

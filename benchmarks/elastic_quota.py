@@ -103,7 +103,7 @@ def main() -> None:
 
 
 class Steps:
-    """What ranks told of one run, by step.
+    """The figures that ranks told of one run, by step.
 
     Attributes:
         ends: when the last of them had ended it, in seconds.

@@ -1,4 +1,4 @@
-"""What TLS costs: messages in the clear and through TLS side by side on loopback, one JSON line.
+"""The cost of TLS: messages in the clear and through TLS side by side on loopback, one JSON line.
 
 Each figure is the median of some turns, the two ways taken in turn in one run, so that a machine that changes
 its speed changes both. ``cpu_ms_per_mb``: CPU time of both ends together for a megabyte (10^6 bytes) one way,

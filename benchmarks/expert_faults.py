@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def _experts(outcome: Any) -> dict[str, Any]:
-    """What the rank has seen of its experts."""
+    """The record of what the rank has seen of its experts."""
     seen: dict[str, Any] = outcome.results[0]["experts"]
     return seen
 

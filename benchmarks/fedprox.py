@@ -66,7 +66,7 @@ def figures(accuracy: Any, loss: Any) -> dict[str, float]:
 
 
 def line(played: Played) -> dict[str, Any]:
-    """What is printed of one data set and draw."""
+    """The line that is printed of one data set and draw."""
     history, rounds = played.history, len(played.history.loss)
     return {
         "benchmark": "fedprox",

@@ -114,7 +114,7 @@ def _line(one: int, other: int) -> tuple[float, float]:
 
 
 def point(sites: int, devices: int, tokens: int) -> dict[str, Any]:
-    """What each form's plan would take there."""
+    """The step that each form's plan would take there."""
     problem = problem_of(sites, devices, tokens)
     found: dict[str, Any] = {}
     for form in FORMS:

@@ -1,4 +1,4 @@
-"""What plans learn where a node is slowed four- to five-fold: in one run, for good, or in every other run.
+"""How plans learn that a node is slowed four- to five-fold: in one run, for good, or in every other run.
 
 Prints one JSON line a case. Needs root (network namespaces, cgroups, sshd); about three minutes a case.
 
@@ -61,7 +61,7 @@ def plan(bench: Bench, name: str, *more: object) -> tuple[Path, list[str]]:
 
 
 def told(lines: Lines) -> list[str]:
-    """What a command said of runs and of what they saw."""
+    """The lines in which a command spoke of runs and of what they saw."""
     return [line for _, line in lines.lines if any(words in line for words in TOLD)]
 
 

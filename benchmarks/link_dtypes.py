@@ -1,4 +1,4 @@
-"""What sending less costs: encoding and decoding, and how far losses drift from those of a run without.
+"""The cost of sending less: encoding and decoding, and how far losses drift from those of a run without.
 
 Prints one JSON line a case. ``*_us_per_mb``: microseconds of CPU time per 10^6 bytes of float32, one thread,
 the least of five. ``largest``: the furthest any of 50 steps' losses is from the plain run's, three stages,

@@ -36,7 +36,7 @@ def losses(measurement: Path) -> list[float]:
 
 
 def backend_of(measurement: Path) -> str | None:
-    """What carried tensors between its ranks; None: its plan does not say."""
+    """The backend that carried tensors between its ranks; None: its plan does not say."""
     found: str | None = json.loads(measurement.read_text()).get("backend")
     return found
 

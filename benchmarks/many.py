@@ -1,9 +1,9 @@
 """64 workers on this machine: a BERT of 160 encoders, 322 layers, probed, planned, launched, trained.
 
 Every node is local, one thread, slowed down by a factor of the paper's draw; the model has toy width. Two
-cores can't show 64 speeds, so nothing is said of speed-ups. What is shown: that it works, how long each
-command takes, how long a run takes to start, how far the machine's available memory falls, and that the
-losses are those of one device. One JSON line; about ten minutes on two cores.
+cores can't show 64 speeds, so nothing is said of speed-ups. The benchmark shows that it works, how long each
+command takes, and how long a run takes to start. It also shows how far the machine's available memory falls,
+and that the losses are those of one device. One JSON line; about ten minutes on two cores.
 
     python benchmarks/many.py
     python benchmarks/many.py --workers 16 --encoders 40 --steps 5

@@ -1,4 +1,4 @@
-"""What a user has without skyctl, beside its plan: the same training, in turns in one lab.
+"""The alternatives that a user has without skyctl, beside its plan: the same training, in turns in one lab.
 
 One JSON line a case. Needs root (network namespaces, cgroups, sshd).
 

@@ -1,4 +1,4 @@
-"""What rhythms of synchronisation do to steps and losses. One JSON line a case.
+"""The effects of rhythms of synchronisation on steps and losses. One JSON line a case.
 
 Needs root (network namespaces, cgroups, sshd), but for ``--case loss``.
 

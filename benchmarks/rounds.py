@@ -109,7 +109,7 @@ def _measure(folder: Path, case: str, rounds: int) -> dict[str, object]:
 
 
 def _skyctl(folder: Path, *words: str) -> str:
-    """What a command has printed. Raises CalledProcessError where it failed."""
+    """Runs a command and returns the text that it printed. Raises CalledProcessError where it failed."""
     environment = os.environ | {"SKYCTL_HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "cache")}
     done = subprocess.run(
         [sys.executable, "-m", "skyctl", *words],

@@ -35,7 +35,7 @@ SHARES = re.compile(r"shares (n1 .*?): ")
 
 
 def played(bench: Bench, *words: object) -> tuple[dict[str, Any], str]:
-    """What rank 0 printed, and all that skyctl said."""
+    """The JSON object that rank 0 printed, and all that skyctl said."""
     command = [sys.executable, "-m", "skyctl", "run", "--env", "OMP_NUM_THREADS=1", *map(str, words)]
     done = subprocess.run(
         command, cwd=bench.folder, env=bench.env, capture_output=True, text=True, check=False

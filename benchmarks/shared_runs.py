@@ -1,8 +1,8 @@
 """Runs that take turns on the same devices: their steps as predicted and as measured, over eight mixes.
 
 Real ranks, whose layers sleep: a device is busy for as long as a layer is to take, whatever else this machine
-does. What a step alone takes beside its layers is a gap at its end. Prints one JSON line. By mix and run,
-``measured`` over ``predicted``: medians of the steps that end while all of its runs are under way.
+does. The time that a step alone takes beside its layers is a gap at its end. Prints one JSON line. By mix and
+run, ``measured`` over ``predicted``: medians of the steps that end while all of its runs are under way.
 ``off``: how far from 1 these are, the median and the worst.
 
     python benchmarks/shared_runs.py [--steps 60] [--only NAME]
@@ -99,7 +99,7 @@ def gap_s(part: Part) -> float:
 
 
 def predicted_run(part: Part, steps: int, gap_s: float = 0.0) -> SharedRun:
-    """What is simulated; messages between processes of one machine are free."""
+    """The run that is simulated; messages between processes of one machine are free."""
     count = len(part.devices)
     given = SimulationInput(
         part.schedule,

@@ -1,4 +1,4 @@
-"""What the baselines know of a problem: layers' costs, devices' speeds and memory."""
+"""The parts of a problem that the baselines know: layers' costs, devices' speeds and memory."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def speeds(problem: Problem) -> list[float]:
 
 
 def layer_bytes(problem: Problem) -> list[float]:
-    """What each layer needs with one microbatch in flight."""
+    """The bytes that each layer needs with one microbatch in flight."""
     return [layer.state_bytes + layer.activation_bytes for layer in problem.layers]
 
 
 def free_bytes(problem: Problem) -> list[float]:
-    """What each device has for layers; infinity where it is unlimited."""
+    """The bytes that each device has for layers; infinity where it is unlimited."""
     return [
         math.inf if d.memory_bytes is None else d.memory_bytes - d.reserved_bytes for d in problem.devices
     ]

@@ -24,7 +24,7 @@ def balanced_parts(problem: Problem) -> Assignment:
 
 
 def balanced_cuts(weights: list[float], parts: int) -> list[int]:
-    """Where the parts begin, and the end. Raises NotApplicableError where its last probe fails."""
+    """The starts of the parts, and the end. Raises NotApplicableError where its last probe fails."""
     count = len(weights)
     if count <= parts:
         return [min(p, count) for p in range(parts + 1)]

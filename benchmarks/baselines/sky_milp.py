@@ -23,7 +23,7 @@ SOLVERS = ("CBC", "CP-SAT")
 
 @dataclass(frozen=True)
 class Milp:
-    """What a solver reached: its word for it, the assignment if any, its own bound in seconds, wall time."""
+    """The result of a solver: its word for it, the assignment if any, its own bound in seconds, wall time."""
 
     status: str
     assignment: Assignment | None

@@ -1,1 +1,1 @@
-"""What the planner finds, recorded and compared: ``benchmarks/planner_record.py``."""
+"""The planner's results, recorded and compared: ``benchmarks/planner_record.py``."""

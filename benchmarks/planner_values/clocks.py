@@ -26,7 +26,7 @@ def processor_clock() -> Iterator[None]:
 class Pace:
     """How fast this processor is while a section runs: fixed work of the planner's kind, now and then.
 
-    What others do on the machine changes that by half within minutes.
+    Other work on the machine changes that by half within minutes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What has become better or worse since the recording, by kind."""
+"""The changes for better or worse since the recording, by kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from planner_values.outcomes import Outcome
 
 RELATIVE = 1e-9
-"""What the contract calls equal."""
+"""The relative difference up to which the contract calls values equal."""
 LOOSE = 0.15
 """Relative: how far one search that a limit ends may be off by itself."""
 LOOSE_MEAN = 0.02

@@ -314,7 +314,7 @@ def _interval_off(document: Document) -> bool | None:
 
 
 def _faster_form(document: Document) -> bool | None:
-    """What the chosen form came to is not what the plan takes."""
+    """The chosen form's step is not the one that the plan takes."""
     chosen = document["problem"].get("parallel", "pipeline")
     outcome = next((one for one in document.get("forms", ()) if one["parallel"] == chosen), None)
     if outcome is None:

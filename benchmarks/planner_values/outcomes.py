@@ -1,4 +1,4 @@
-"""What one problem comes to: its value and bound, how its proof was found again, and whether all agrees."""
+"""The outcome of one problem: its value and bound, how its proof was found again, and whether all agrees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGITS = 12
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a problem comes to.
+    """The outcome of a problem.
 
     Attributes:
         status: of the certificate; or ``exit N``, with the code that the contract gives the error.
@@ -67,7 +67,7 @@ def made_plan(problem: Problem, strategy: str, limit_s: float) -> Plan:
 def observed(
     problem: Problem, strategy: str, limit_s: float, *, checked: bool = True
 ) -> tuple[Outcome, Plan | None, str]:
-    """What the problem comes to, its plan, and ``verify``'s words for how its bound was found again.
+    """The outcome of the problem, its plan, and ``verify``'s words for how its bound was found again.
 
     Args:
         checked: whether the plan is read, predicted and verified again.

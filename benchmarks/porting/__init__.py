@@ -1,1 +1,1 @@
-"""What ``zoo.py`` does with a model beside skyctl: train it by plain torch, and ask other tracers."""
+"""The tasks of ``zoo.py`` with a model beside skyctl: train it by plain torch, and ask other tracers."""

@@ -109,7 +109,7 @@ def arguments_of(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
-    """What the model gives for a batch's inputs."""
+    """The outputs that the model gives for a batch's inputs."""
     args, kwargs = arguments_of(module, inputs)
     return module(*args, **kwargs)
 
@@ -125,7 +125,7 @@ def load(path: Path, batch_size: int) -> Workload:
 
 
 def initial_weights(workload: Workload) -> dict[str, Tensor]:
-    """What a run starts from, under the names that the weights of the whole model have."""
+    """The weights that a run starts from, under the names that those of the whole model have."""
     found: dict[str, Tensor] = {}
     for index, layer in enumerate(workload.build(0, workload.layers)):
         own = layer.state_dict()

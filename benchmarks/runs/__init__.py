@@ -1,4 +1,4 @@
-"""What ``benchmarks/runtime.py`` runs, one file a section. They share fault injection with ``tests/``."""
+"""The sections of ``benchmarks/runtime.py``, one file each. They share fault injection with ``tests/``."""
 
 import sys
 from pathlib import Path

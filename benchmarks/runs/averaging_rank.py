@@ -73,7 +73,7 @@ class Parameters(nn.Module):
 
 
 def set_gradients(layer: Parameters, rank: int) -> None:
-    """What this rank sums."""
+    """Sets the gradients that this rank sums."""
     for part in layer.parts:
         part.grad = torch.full_like(part, rank + 1.0)
 

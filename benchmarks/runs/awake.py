@@ -1,7 +1,7 @@
 """Keeps the machine's cores from halting while something is measured.
 
-A core that has nothing to do halts, and a virtual machine's host gives it to another guest. What runs on it
-next finds that guest's values in the caches, and takes up to a fifth more CPU time. How often cores halt
+A core that has nothing to do halts, and a virtual machine's host gives it to another guest. The next process
+on it finds that guest's values in the caches, and takes up to a fifth more CPU time. How often cores halt
 depends on what runs: more while stages wait for each other than while all devices are probed. Nodes of a lab
 stand for machines of their own, where the stage that a step waits for is busy all the time.
 """

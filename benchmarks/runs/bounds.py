@@ -1,4 +1,4 @@
-"""What no step of a plan can be shorter than, and how much of the devices' time it uses.
+"""The time that no step of a plan can be shorter than, and how much of the devices' time it uses.
 
 Written from the definitions, not from the planner's code: a benchmark should not trust what it measures.
 """
@@ -16,7 +16,7 @@ def bound_s(plan: dict[str, Any]) -> float:
     For stage s: Σ over earlier t of (f + x + latency), all its own work, Σ over earlier t of (b + x +
     latency). For a direction of a link: what comes before its first message, all messages, and what the last
     one must still go through. Also all that a shared resource must carry. Under ``zero-bubble`` only the
-    gradients of inputs (b − w) lie on the way back. What messages cost beside the network counts as nothing.
+    gradients of inputs (b − w) lie on the way back. Messages' cost beside the network counts as nothing.
     """
     problem = plan["problem"]
     m = problem["microbatches"]
@@ -65,7 +65,7 @@ def data_bound_s(problem: dict[str, Any]) -> float:
     """The least step in which all of a problem's devices hold the model, however gradients are summed.
 
     All devices compute all the time, in parts of a microbatch if need be; each sends and receives every byte
-    of gradient once at least, over its fastest line. What is neither layers nor lines counts as nothing.
+    of gradient once at least, over its fastest line. All but layers and lines counts as nothing.
     """
     rates, slowest = 0.0, math.inf
     for name in (device["id"] for device in problem["devices"]):

@@ -126,7 +126,7 @@ def _settled(run: dict[str, Any]) -> list[float]:
 
 
 def _about(made: dict[str, Any]) -> dict[str, Any]:
-    """What a plan is, in short."""
+    """A plan in short."""
     return {
         "microbatches": made["problem"]["microbatches"],
         "schedule": made["problem"]["schedule"],

@@ -189,7 +189,7 @@ def _gradient_bytes(plan: dict[str, Any]) -> float:
 
 
 def _sum_s(plan: dict[str, Any]) -> float:
-    """What the whole sum takes by the plan's figures: every byte each way, on the slower one, and latency."""
+    """The whole sum's seconds by the plan's figures: every byte each way, on the slower one, and latency."""
     links = [link for link in plan["problem"]["links"] if {link["source"], link["target"]} <= _holders(plan)]
     slowest = float(min(link["bandwidth_bytes_per_s"] for link in links))
     return _gradient_bytes(plan) / slowest + float(sum(link["latency_s"] for link in links))

@@ -43,7 +43,7 @@ METHODS = tuple(
 
 
 class Work(NamedTuple):
-    """What one client does in a round: who, its epochs by method (0: dropped), and their samples' orders."""
+    """One client's work in a round: who, its epochs by method (0: dropped), and their samples' orders."""
 
     client: int
     epochs: NDArray[np.int64]
@@ -79,7 +79,7 @@ class Federation:
         return len(self.samples[client][1]) // BATCH
 
     def round_of(self, number: int, methods: Sequence[Method]) -> Iterator[Work]:
-        """What each of the round's clients does."""
+        """Yields the work of each of the round's clients."""
         for client in clients_of_round(self.users, self.clients, self.draw, number):
             count = len(self.samples[client][1])
             made = np.array([self._epochs_of(client, number, method) for method in methods])

@@ -31,7 +31,7 @@ STEADY = 0.05
 
 ATTEMPTS = 2
 OUTCOMES = ("error", "error_at_its_speed", "prediction_error", "of_bound", "utilisation", "machine_changed")
-"""What is told of an attempt that does not count."""
+"""The figures that are told of an attempt that does not count."""
 
 
 class Watch(threading.Thread):
@@ -72,7 +72,7 @@ class Watch(threading.Thread):
 
 @dataclass(frozen=True)
 class Case:
-    """What a case found; when its layers were measured and its steps ran (``time.monotonic``)."""
+    """The findings of a case; when its layers were measured and its steps ran (``time.monotonic``)."""
 
     figures: dict[str, Any]
     probed: tuple[float, float]

@@ -117,7 +117,7 @@ def prediction(
 
 
 def source_of(folder: Path, name: str, convolutional: str = CONVOLUTIONAL) -> str:
-    """What of ``WORKLOADS`` a command is to train; ``convolutional``: that workload's train.py."""
+    """The one of ``WORKLOADS`` that a command is to train; ``convolutional``: that workload's train.py."""
     if name in ("gpt", "bert"):
         return f"{name}:layers=12,hidden=256,heads=8,context=128"
     place = folder / name

@@ -1,4 +1,4 @@
-"""What rhythms and compressed sums do to a step's time, as predicted, and to the loss, as trained: a figure.
+"""A figure of how rhythms and compressed sums change a step's time, as predicted, and the loss, as trained.
 
 Times are predictions for three devices that are alike and a model of 13 MB, so they are of no machine;
 losses are of a small GPT, trained on this one.

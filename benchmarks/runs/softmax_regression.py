@@ -30,7 +30,7 @@ def train(
     mu: Floats,
     epochs: NDArray[np.int64],
 ) -> Floats:
-    """What a client makes of the round's weights: epochs of SGD with FedProx's term µ/2 · ‖w − w₀‖².
+    """The weights that a client makes of the round's: epochs of SGD with FedProx's term µ/2 · ‖w − w₀‖².
 
     Args:
         inputs: with ones, (samples, inputs + 1).

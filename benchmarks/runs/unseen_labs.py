@@ -381,7 +381,7 @@ def _lab_lines(name: str, about: UnseenLab) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _disturbed(bench: Bench, disturb: Disturb | None) -> Iterator[None]:
-    """What is done to the lab meanwhile, over and over."""
+    """Disturbs the lab meanwhile, over and over."""
     if disturb is None:
         with nullcontext():
             yield

@@ -53,7 +53,7 @@ class Backend:
         return self.cluster.lab
 
     def left(self) -> dict[str, Any]:
-        """What is left of runs on nodes and here, once what is ending has had a moment."""
+        """The remains of runs on nodes and here, once what is ending has had a moment."""
         found: dict[str, Any] = self.cluster.settled()
         return found
 

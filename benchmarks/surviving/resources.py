@@ -1,4 +1,4 @@
-"""What a run's launcher and agents take of memory and open files, attempt by attempt."""
+"""The memory and open files that a run's launcher and agents take, attempt by attempt."""
 
 from __future__ import annotations
 

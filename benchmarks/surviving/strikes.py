@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """By kind of fault, what of it there is."""
 OF_A_LAB = {"link down", "connections", "node"}
-"""What local nodes have not: links, SSH connections, an sshd to be killed with all the rest."""
+"""Faults of things that local nodes lack: links, SSH connections, an sshd to be killed with all the rest."""
 LASTS_S = {
     "link down": (3.0, 30.0),
     "frozen": (2.0, 25.0),

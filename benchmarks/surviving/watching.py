@@ -1,4 +1,4 @@
-"""What a run says while it is struck, and how long it says nothing."""
+"""The words of a run while it is struck, and how long it says nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 SILENT_S = 15.0
 """Longer than that nothing may be waited for without a word of it."""
 ANNOUNCED = re.compile(r"trying again in \d+ s|waiting|Ctrl-C ends that")
-"""What says that something is waited for."""
+"""The words that say that something is waited for."""
 
 
 class Watch:

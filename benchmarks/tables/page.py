@@ -43,7 +43,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """The machine and the versions that the figures were measured on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
         f"{cores} cores, Python {platform.python_version()}, "
