@@ -29,6 +29,6 @@ def toy_folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path
 
 @pytest.fixture
 def toy(toy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this test starts has the toy accelerator."""
+    """Gives the toy accelerator to the processes that this test starts."""
     paths = [str(toy_folder), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -1,4 +1,4 @@
-"""What ``skyctl clean`` removes from a node's cache, and what it leaves."""
+"""The parts of a node's cache that ``skyctl clean`` removes, and those that it leaves."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class LauncherEnd:
             self.sock.sendall(encode_frame(message))
 
     def received(self) -> list[Message]:
-        """What has come by now; an ``end`` where it was closed."""
+        """The messages that have come by now; an ``end`` if the connection was closed."""
         messages: list[Message] = []
         self.sock.setblocking(False)
         try:
@@ -144,7 +144,7 @@ def test_resumed_where_it_was(agent: AgentEnd) -> None:
 
 
 def test_taken_over(agent: AgentEnd) -> None:
-    """What the first had acknowledged is gone, replies were for it alone, and it does not come back."""
+    """Events that the first acknowledged are gone, replies were for it alone, and it does not come back."""
     for number in range(5):
         agent.connection.send({"op": "event", "k": number})
     agent.connection.replies.push({"op": "reply"})

@@ -1,4 +1,4 @@
-"""What the agent does for its tasks before any begins."""
+"""The agent's preparations for its tasks, before any begins."""
 
 from __future__ import annotations
 

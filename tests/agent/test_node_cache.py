@@ -80,7 +80,7 @@ def test_tree(tmp_path: Path) -> None:
 
 
 def test_a_packages_bytecode_is_made_with_it_and_stays_as_it_is(tmp_path: Path) -> None:
-    """What Python would keep there later would not be what is listed."""
+    """Bytecode that Python kept there later would not be what is listed."""
     store = NodeCache(tmp_path)
     files = {"room/__init__.py": b"", "room/a.py": b"print('ran', __file__)\nraise SystemExit(3)"}
     digest, archive = pack_archive(files)

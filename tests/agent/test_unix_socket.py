@@ -123,7 +123,7 @@ def test_ends_with_either_side(ends: Ends, first: str) -> None:
 
 
 def test_an_agent_that_ends_while_nobody_reads(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it said last can't be passed on: the relay does not wait for that for ever."""
+    """The relay can't pass on its last words, and does not wait for ever to do so."""
     monkeypatch.setattr(unix_socket, "RELAY_FLUSH_S", 0.1)
     ends.agent.settimeout(0.5)
     with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""What is tried over each backend, what came of it, and the table that the suite writes of that."""
+"""The attempts over each backend, what came of them, and the table that the suite writes of that."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def what_happened(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one test; ``backend`` and ``attempt`` are empty where nothing is carried."""
+    """The outcome of one test; ``backend`` and ``attempt`` are empty if nothing is carried."""
 
     test: str
     backend: str

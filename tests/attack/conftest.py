@@ -39,12 +39,12 @@ def fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(params=BACKENDS)
 def over(request: pytest.FixtureRequest) -> Over:
-    """What carries the tensors of the test's runs."""
+    """The backend that carries the tensors of the test's runs."""
     return Over(request.param)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not promised over Gloo is tried there, and may fail."""
+    """Promises that do not hold over Gloo are tried there all the same, and may fail."""
     for item in items:
         mark, spec = item.get_closest_marker("unpromised"), getattr(item, "callspec", None)
         if mark is not None and spec is not None and spec.params.get("over") == GLOO:

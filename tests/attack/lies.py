@@ -79,7 +79,7 @@ RANK: Sequence[Message] = (
     ERROR,
     EXIT,
 )
-"""What the last of two ranks, with layers 2 and 3, says in a run, in order; then how it can end otherwise."""
+"""The messages of the last of two ranks (layers 2, 3) in a run, in order; then how it can end otherwise."""
 
 REPLICATOR: Sequence[Message] = (
     {"event": "listening", "address": "192.0.2.1", "port": 4000, "pinned": [5, 10]},

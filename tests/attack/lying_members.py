@@ -51,7 +51,7 @@ class Teller:
 
 @dataclass
 class Outcome:
-    """What came of a lie.
+    """The outcome of a lie.
 
     Attributes:
         applied: by rank, steps whose sum took effect, in order.

@@ -100,7 +100,7 @@ class Ranks:
 
 
 def honest_events() -> list[lies.Message]:
-    """What the first rank says."""
+    """The messages of the first rank."""
     listening = {"event": "listening", "address": "192.0.2.1", "port": 4000}
     checkpoint = {**lies.CHECKPOINT, "layers": {str(n): {"sha256": lies.SHA, "bytes": 1000} for n in (0, 1)}}
     found = [checkpoint if one is lies.CHECKPOINT else one for one in lies.RANK[:-2]]

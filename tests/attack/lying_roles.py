@@ -1,7 +1,7 @@
 """Three ranks of which one lies in its role: a helper, a parameter server's root or worker, an owner.
 
-The parts that ranks play are the real ones, over real connections, as threads of this process. What the
-liar sends passes through ``Liar``, which changes one message. The launcher is told what the ranks say of it.
+The parts that ranks play are the real ones, over real connections, as threads of this process. The liar's
+messages pass through ``Liar``, which changes one of them. The launcher is told what the ranks say of it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Peers = Mapping[int, Any]
 
 @dataclass(frozen=True)
 class Role:
-    """Who lies, and what each rank does: ``act(rank, peers)``; ``helps``: it holds no layers.
+    """The rank that lies, and what each rank does: ``act(rank, peers)``; ``helps``: it holds no layers.
 
     ``owned``: each rank's data is its own.
     """
@@ -212,7 +212,7 @@ def _noise(rng: random.Random, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a lie: the ranks' errors, the first one first, or that they got nowhere."""
+    """The outcome of a lie: the ranks' errors, the first one first, or that they got nowhere."""
 
     errors: Sequence[tuple[int, BaseException]]
     stuck: Sequence[int]
@@ -285,7 +285,7 @@ def say(state: AttemptState, rank: int, message: lies.Message) -> None:
 
 
 def blame(role: Role, outcome: Outcome) -> tuple[SkyctlError, FailureReport] | None:
-    """What the launcher makes of the ranks' errors; None: there are none."""
+    """The launcher's verdict on the ranks' errors; None: there are none."""
     state = make_attempt(role)
     failed = []
     for rank, exc in outcome.errors:
@@ -308,7 +308,7 @@ def blame(role: Role, outcome: Outcome) -> tuple[SkyctlError, FailureReport] | N
 
 
 def health_of(role: Role, outcome: Outcome, *, liar_is_heard: bool) -> Any:
-    """What the launcher makes of ranks that wait for each other, the liar being heard meanwhile or not."""
+    """The launcher's verdict on ranks that wait for each other, the liar being heard meanwhile or not."""
     ranks = [
         RankHealth(
             number=rank,
@@ -326,7 +326,7 @@ def health_of(role: Role, outcome: Outcome, *, liar_is_heard: bool) -> Any:
 
 
 def events_of(role: str) -> list[lies.Message]:
-    """What a rank in that role says to the launcher, in order; the last two: how it can end otherwise."""
+    """A rank's messages to the launcher in that role, in order; the last two: how it can end otherwise."""
     layers = {str(layer): {"sha256": lies.SHA, "bytes": 1000} for layer in range(4)}
     first, ready = lies.FACTS, {"event": "ready"}
     if role == "helper":

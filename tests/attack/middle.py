@@ -14,7 +14,7 @@ from skyctl.transport.handshake import HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, WE
 HERE = "127.0.0.1"
 PATIENCE_S = 30.0
 PROVED_BYTES = (HELLO_BYTES + PROOF_BYTES, NONCE_BYTES + PROOF_BYTES + len(WELCOME))
-"""What connector and listener have said when their proofs are over."""
+"""The numbers of bytes that connector and listener have sent when their proofs are over."""
 
 Alter = Callable[[bool, int, bytes], bytes]
 """(towards the listener?, bytes passed on before, the next bytes) → what is passed on. ``Cut`` ends it."""
@@ -77,7 +77,7 @@ class Middle:
         self._pass_on(near, far, near, far)
 
     def _pass_on(self, a: socket.socket, b: socket.socket, c: socket.socket, d: socket.socket) -> None:
-        """What a says goes to b, and what d says to c."""
+        """Starts to pass on a's bytes to b, and d's to c."""
         self._start(self._pump, a, b, True)
         self._start(self._pump, d, c, False)
 

@@ -1,4 +1,4 @@
-"""What ranks of plans of every form are told, as the launcher tells it: four ranks each."""
+"""The orders of ranks of plans of every form, as the launcher sends them: four ranks each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "staleness": {"parallel": "data", "rhythm": {"staleness": 1}},
     "helper": {"parallel": "data", "helpers": [D]},
 }
-"""What each is planned from, beside layers and devices."""
+"""The fields from which each form is planned, beside layers and devices."""
 
 
 def make_plan(form: str) -> Plan:

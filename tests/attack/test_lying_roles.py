@@ -19,7 +19,7 @@ SUM_OF_SAMPLES = "the samples that holders say their weights are of add up to"
 
 
 def play_one(number: int) -> str:
-    """What came of one lie, in a word; fails where an honest node is blamed."""
+    """The outcome of one lie, in a word; fails if an honest node is blamed."""
     rng = random.Random(20261126 + number)
     role = list(ROLES)[number // 2 % len(ROLES)]
     return _to_ranks(rng, role) if number % 2 else _to_launcher(rng, role)
@@ -71,7 +71,7 @@ def test_a_sample_of_lies(number: int) -> None:
 @pytest.mark.parametrize("role", ["helper", "owner"])
 @pytest.mark.parametrize("at", range(1, 8))
 def test_who_sends_numbers_that_are_none_is_named_alone(role: str, at: int) -> None:
-    """Whoever notices, and however far they were passed on: be it gradients, weights or counts of samples."""
+    """No matter who notices, and how far they were passed on: gradients, weights or counts of samples."""
     outcome = _play(ROLES[role], Liar(random.Random(0), "nan", at))
     found = blame(ROLES[role], outcome)
     assert found is not None, outcome
@@ -90,7 +90,7 @@ def test_lies(first: int) -> None:
 
 
 def test_the_stories_are_true() -> None:
-    """What the lies are made of is taken as it is."""
+    """The launcher takes the messages that the lies are made of as they are."""
     for role in ROLES:
         state, liar = make_attempt(ROLES[role]), ROLES[role].liar
         for message in events_of(role)[:-2]:

@@ -1,6 +1,6 @@
 """A member of an elastic run lies to the others over its real lines: it is named, or nobody heeds it.
 
-What it says may also end the run's attempt; the losses are always those of a run without the lie.
+Its lie may also end the run's attempt; the losses are always those of a run without the lie.
 """
 
 from __future__ import annotations

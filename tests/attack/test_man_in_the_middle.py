@@ -60,7 +60,7 @@ class Neighbours:
         self.pairs: list[Ends] = [(end(i, i + 1), end(i + 1, i)) for i in range(3)]
 
     def meet(self, listening: int, connecting: int, door: middle.Middle, limit_s: float = 4.0) -> list[Any]:
-        """What came of both ends where the connector of one pair is led to the listener of another."""
+        """The errors of both ends when ``door`` leads one pair's connector to the listener of another."""
         listener, connector = self.pairs[listening][0], self.pairs[connecting][1]
         host, port = door.between("127.0.0.1", listener.listen("127.0.0.1"))
         with ThreadPoolExecutor(2) as pool:
@@ -159,7 +159,7 @@ def test_a_hello_heard_on_the_wire_opens_nothing(
 def test_through_tls_nothing_is_changed_unnoticed(
     pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], alter: str
 ) -> None:
-    """What arrives is what was sent, up to where it ends with the peer named."""
+    """The data arrive as they were sent, up to where the connection ends with the peer named."""
     made = pipeline(True)
     assert made.meet(1, 1, between(middle.Middle, ALTERED[alter](6000))) == [None, None]
     listener, connector = made.pairs[1]
@@ -181,7 +181,7 @@ def test_through_tls_nothing_is_changed_unnoticed(
 
 
 def _error_of(*transfers: Work) -> RunError | None:
-    """What the first that fails ends with."""
+    """The error of the first transfer that fails; None: none does."""
     try:
         for transfer in transfers:
             transfer.wait(timedelta(seconds=10))
@@ -196,7 +196,7 @@ def through(door: middle.Middle, over: Over) -> Callable[[int, str, int], tuple[
 
 
 def run(ranks: Any, over: Over, told: list[dict[str, Any]], *how: Any) -> Any:
-    """What came of ranks over that backend; where no rank gets any further, they have stalled."""
+    """The outcome of ranks over that backend; if no rank gets any further, they have stalled."""
     over.happened = "stalled"
     ended = ranks.run([with_fields(one, backend=over.backend) for one in told], *how)
     kinds = {error["event"] for error in ended.errors.values()}
@@ -268,7 +268,7 @@ def test_a_run_through_tls_ends_where_it_is_altered(
     form: str,
     alter: str,
 ) -> None:
-    """What was trained before is as it would have been. Over Gloo there is no TLS."""
+    """The steps trained before are as they would have been. Over Gloo there is no TLS."""
     over.attempt = f"in the middle, skyctl under TLS: {alter}"
     if over.backend == GLOO:  # they may be of no use afterwards
         ranks = request.getfixturevalue("fresh_ranks")

@@ -1,8 +1,8 @@
 """Another user of a node, who may write where skyctl used to put what it runs (umask 002, a shared group).
 
 The tests' own user is the victim, root. The other one is a child process with the ids of ``daemon``, a user
-that every system has and whose group ``daemon`` stands for the shared one. Whatever the other one plants
-would, if it ran, write into a folder that anybody may write to.
+that every system has and whose group ``daemon`` stands for the shared one. Any code that the other one
+plants would, if it ran, write into a folder that anybody may write to.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.lab.workload import train_py
 
 SIZES = ("--batch-size", "8", "--microbatches", "4")
 OWN, OTHER = "127.0.0.1", "127.0.0.2"
-"""Where strangers come from: the peers' own address, or another."""
+"""The addresses that strangers come from: the peers' own, or another."""
 BY_ADDRESS = unpromised("Gloo's listener takes what comes from a peer's own address")
 EVERY = ("--steps", "30", "--json", "--checkpoint-every", "10", "--replicas", "1")
 

@@ -1,4 +1,4 @@
-"""What is recorded of skyctl: how a command is run, what of its answer is kept, how two answers differ.
+"""Recordings of skyctl: how a command is run, what of its answer is kept, how two answers differ.
 
 Nothing of skyctl is imported here: modules, classes and functions may all be renamed without a change here.
 """
@@ -106,7 +106,7 @@ class Room:
         return json.loads((self.folder / name).read_text())
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """To its end. What it prints goes to files: what it leaves in the background may hold on to them."""
+        """To its end. Its output goes to files: processes left in the background may hold on to them."""
         argv = [sys.executable, "-m", "skyctl", *words]
         with tempfile.TemporaryFile(dir=self.top) as out, tempfile.TemporaryFile(dir=self.top) as err:
             child = subprocess.Popen(
@@ -123,7 +123,7 @@ class Room:
         return subprocess.CompletedProcess(argv, code, *told)
 
     def observe(self, *words: str, shape: bool = False) -> dict[str, Any]:
-        """What the command answers. ``shape``: its figures are measured, only their types are kept."""
+        """The command's answer. ``shape``: its figures are measured, only their types are kept."""
         return self.observed(self.run(*words), shape=shape)
 
     def observed(self, done: subprocess.CompletedProcess[str], *, shape: bool = False) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _list(value: list[Any], key: str, shape: bool) -> Any:
 
 @cache
 def processor() -> str:
-    """What this machine's processor calls itself."""
+    """The name that this machine's processor gives itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -22,7 +22,7 @@ nodes:
 groups: {fast: [a, b]}
 """
 GPT = "gpt:layers=2,hidden=32,heads=2,context=16"
-"""What ``inputs/profile.json`` was measured for; its figures are set by hand."""
+"""The workload that ``inputs/profile.json`` was measured for; its figures are set by hand."""
 
 _BORDER = re.compile(r"^[\s│|]+", re.MULTILINE)
 _OPTION = re.compile(r"--[a-z][a-z-]+")
@@ -250,7 +250,7 @@ def init_cases() -> Cases:
 
 
 def written(room: Room, *words: str) -> dict[str, Any]:
-    """What ``init`` answers, and the file that it writes."""
+    """The answer of ``init``, and the file that it writes."""
     out = room.folder / f"init-{abs(hash(words)):x}.yaml"
     found = room.observe("init", *words, "-o", out.name, "--json")
     if "json" in found:

@@ -230,7 +230,7 @@ def _certain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_files(room: Room) -> list[str]:
-    """What lies in the newest run's folder."""
+    """The names of all files and folders in the newest run's folder."""
     newest = max((room.top / "state" / "runs").iterdir())
     names = {re.sub(r"tfevents.*", "tfevents", str(p.relative_to(newest))) for p in newest.rglob("*")}
     return sorted(names)

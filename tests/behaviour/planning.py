@@ -82,7 +82,7 @@ def attempt(problem: Problem, strategy: str, limit_s: float) -> Plan | dict[str,
 
 
 def bounded(document: dict[str, Any]) -> dict[str, Any]:
-    """What time decides: a value and a bound that no other run may contradict."""
+    """The figures that time decides: a value and a bound that no other run may contradict."""
     problem = Problem.model_validate(document)
     made = plan(problem, time_limit_s=BOUNDED_S)
     proof = made.certificate

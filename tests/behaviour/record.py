@@ -4,9 +4,9 @@
     python -m tests.behaviour.record --compare planner help   # some parts
     python -m tests.behaviour.record --write runs             # a part anew, where a change is meant
 
-The recording lies beside this file, in ``recorded/PART.json``. What is measured is compared by its shape,
-what is computed by value: the planner's figures to 1e-9, losses exactly on the processor that they were
-recorded on and within what another one may differ else.
+The recording lies beside this file, in ``recorded/PART.json``. Measured figures are compared by their
+shape, computed ones by value: the planner's to 1e-9. Losses must be equal on the processor that they were
+recorded on; on another one they may differ within a tolerance.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PARTS: dict[str, Callable[..., Observed]] = {
 
 @cache
 def machine() -> dict[str, str]:
-    """What the last bits of a loss depend on."""
+    """The software and the hardware that the last bits of a loss depend on."""
     import torch
 
     return {
@@ -87,7 +87,7 @@ def machine() -> dict[str, str]:
 
 
 def changes(part: str, recorded: dict[str, Any], found: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-    """What differs, a line each: the key, what was recorded, what is there now."""
+    """The differences, a line each: the key, what was recorded, what is there now."""
     lines = []
     for name, present in found:
         if name not in recorded["cases"]:

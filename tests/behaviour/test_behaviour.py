@@ -1,4 +1,4 @@
-"""What skyctl does is what is recorded (``record.py``): a part of it in the suite, all by ``-m recorded``."""
+"""skyctl behaves as recorded (``record.py``): the suite tests a part of it, ``-m recorded`` all of it."""
 
 from __future__ import annotations
 

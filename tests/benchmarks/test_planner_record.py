@@ -1,4 +1,4 @@
-"""What is called worse and what better than the recording, and that forged plans are refused."""
+"""The results that count as worse or better than the recording, and that forged plans are refused."""
 
 import json
 from dataclasses import replace

@@ -39,7 +39,7 @@ BUFFERS_EQUAL = 1e-4
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a file.
+    """The outcome of bringing a file.
 
     Attributes:
         how: ``trained``, ``refused`` (exit code 2, with a hint), or another end, as ``failed with 1``.
@@ -138,7 +138,7 @@ def _compare(
 
 
 def is_right(outcome: Outcome, case: Case, path: Path) -> str:
-    """What is wrong about it; empty where nothing is."""
+    """The fault of the outcome; empty if there is none."""
     if outcome.how == "trained":
         if not case.may_train:
             return f"it must be refused, and trains: {outcome.text}"
@@ -149,7 +149,7 @@ def is_right(outcome: Outcome, case: Case, path: Path) -> str:
 
 
 def wrong_refusal(text: str, case: Case, path: Path) -> str:
-    """What a refusal's message lacks; empty where it names the line."""
+    """The fault of a refusal's message; empty if it names the line."""
     named = {int(number) for number in re.findall(rf"{path.name}, line (\d+)", text)}
     wanted = lines_with(path, case.lines)
     if not named:

@@ -1,4 +1,4 @@
-"""What is right for each file of ``workloads/``: it trains as in plain torch, or is refused by its line."""
+"""The right outcome for a file of ``workloads/``: it trains as in plain torch, or is refused by its line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent / "workloads"
 
 @dataclass(frozen=True)
 class Case:
-    """What may become of a file.
+    """The outcomes that a file may have.
 
     Attributes:
         may_train: with plain torch's losses; with those of skyctl on one device where it ``draws``.

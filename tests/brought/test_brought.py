@@ -1,4 +1,4 @@
-"""What people bring: a file of ``workloads/`` trains as in plain torch, or is refused by its line."""
+"""Files as people bring them: each of ``workloads/`` trains as in plain torch, or is refused by its line."""
 
 import logging
 import random
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what the files' own code wa
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """What a user's file may see of this process is a command's; what it may change is as it was."""
+    """Shows a user's file this process as a command's, and puts back what the file may change."""
     monkeypatch.setattr(sys, "argv", ["skyctl", "probe", "train.py", "--batch-size", "8"])
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ def test_a_file_is_compared_or_refused(path):
 
 
 def _refusal(path: Path) -> WorkloadError | None:
-    """What is said when it is loaded and compared; None: nothing."""
+    """The error that is raised when it is loaded and compared; None: none is."""
     try:
         compare_cut(plain_torch.load(path, bringing.BATCH))
     except WorkloadError as exc:

@@ -1,4 +1,4 @@
-"""What a node and a rank find of an accelerator: devices, names, memory, time, random numbers."""
+"""The facts that a node and a rank find of an accelerator: devices, names, memory, time, random numbers."""
 
 from __future__ import annotations
 
