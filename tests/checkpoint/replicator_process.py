@@ -94,7 +94,7 @@ class Node:
         return self.wait("answer", lambda event: event["id"] == number)
 
     def close(self) -> str:
-        """What it has printed to its standard error. Idempotent."""
+        """Ends the process, and returns its standard error. Idempotent."""
         if self._printed is not None:
             return self._printed
         if self.popen.poll() is None:

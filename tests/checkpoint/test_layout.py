@@ -1,4 +1,4 @@
-"""What lies in a run's folder on a node: named, whole or not there, pruned, pinned."""
+"""The files in a run's folder on a node: named, whole or not there, pruned, pinned."""
 
 from __future__ import annotations
 

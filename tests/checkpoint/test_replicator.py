@@ -90,7 +90,7 @@ def test_a_file_that_came_another_way(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_pruned_in_the_middle_of_a_pull(nodes: Nodes, tmp_path: Path) -> None:
-    """What is being sent arrives whole; what was not yet asked for is told to be missing."""
+    """Layers that are being sent arrive whole; those not yet asked for are told to be missing."""
     one, two = nodes("n1"), nodes("n2")
     shas = put(one.folder, 60, range(6), size=20_000_000)
     two.send(request("pull", id=1, step=60, layers=shas, **one.address))

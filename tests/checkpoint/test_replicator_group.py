@@ -18,7 +18,7 @@ from skyctl.records.cluster import Node
 from skyctl.run.restart_policy import classify
 
 FAR_S = 30.0
-"""What a test that waits for a silent node would last, at least."""
+"""The least time that a test would last if it waited for a silent node."""
 
 
 class FakeTask:

@@ -102,7 +102,7 @@ def test_mutated_frames_end_their_connection_and_no_more(nodes: Nodes, tmp_path:
 
 
 def test_a_peer_that_lies_ends_in_our_own_errors(tmp_path: Path) -> None:
-    """What answers knows the secret, and answers anything."""
+    """The peer that answers knows the secret, and answers anything."""
     from skyctl.transport.handshake import AuthenticatingListener, open_listener
 
     layout.make_step_folder(tmp_path, 60)

@@ -1,4 +1,4 @@
-"""What a node says is shown, and controls nothing: no title, clipboard, screen or direction of writing."""
+"""A node's words are shown, and control nothing: no title, clipboard, screen or direction of writing."""
 
 from __future__ import annotations
 

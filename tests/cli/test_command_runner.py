@@ -195,7 +195,7 @@ def test_no_prompt_without_a_terminal(script: list[str]) -> None:
 
 
 def on_terminal(script: list[str], *arguments: str, typed: str = "", **env: str) -> str:
-    """What the command shows on a pseudo-terminal."""
+    """The text that the command shows on a pseudo-terminal."""
     import pty
 
     parent, child = pty.openpty()

@@ -28,7 +28,7 @@ finally:
 
 
 def complete(line: str) -> list[str]:
-    """What the shell would offer for the last word of ``line``."""
+    """The words that the shell would offer for the last word of ``line``."""
     words = line.split(" ")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

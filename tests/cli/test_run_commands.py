@@ -275,7 +275,7 @@ def test_no_command_suggests_what_can_not_help(tmp_path: Path, skyctl: Skyctl) -
 
 
 def order(**options: object) -> dict[str, object]:
-    """What a run's state says of how it was launched."""
+    """The part of a run's state that says how it was launched."""
     spec = {"source": "gpt:layers=2"}
     request = {"spec": spec, "microbatches": 4, "recipe": {"total_steps": 20}}
     return {"order": {"request": request, "options": {"deadlines": {}, **options}, "connect": {}}}

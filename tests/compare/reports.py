@@ -53,7 +53,7 @@ def make_report(outcomes: Sequence[StrategyOutcome], *, full: bool = False) -> C
 
 
 class Reader(HTMLParser):
-    """What stands in a page. ``faults``: tags that do not match."""
+    """The contents of a page. ``faults``: tags that do not match."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,4 @@
-"""What a comparison comes to, and how that is said: by what was measured, predicted, and how sure it is."""
+"""A comparison's conclusion, and its words: by what was measured, predicted, and how sure it is."""
 
 from __future__ import annotations
 

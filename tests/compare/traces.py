@@ -18,7 +18,7 @@ AHEAD_S = 1000.0
 
 
 def documents(steps: int = 3) -> list[dict[str, Any]]:
-    """What two ranks recorded while they did just what ``PLAY`` says, 20 s a step, on their own clocks."""
+    """The traces of two ranks that did just what ``PLAY`` says, 20 s a step, on their own clocks."""
     from_simulator = simulated_timeline(PLAY, DEVICES).steps[0]
     out: list[dict[str, Any]] = []
     for row, ahead_s in enumerate((50.0, 50.0 + AHEAD_S)):

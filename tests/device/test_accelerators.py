@@ -1,4 +1,4 @@
-"""What differs between kinds of accelerators; that all is found on one is in ``tests/accelerator``."""
+"""The differences between kinds of accelerators; that all is found on one is in ``tests/accelerator``."""
 
 from __future__ import annotations
 

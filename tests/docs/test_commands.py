@@ -55,7 +55,7 @@ def test_the_parser_refuses_what_is_wrong(words: tuple[str, ...]) -> None:
 def test_commands_in_the_text_have_no_options_that_are_not_there() -> None:
     wrong = []
     for command in inline():
-        # What follows a placeholder, a choice or -- is not skyctl's command line any more.
+        # Words after a placeholder, a choice or -- are not skyctl's command line any more.
         words = [word.rstrip(",.;:") for word in command.words[1:]]
         plain = next((i for i, w in enumerate(words) if w == "--" or re.search(r"[|…\[\]]", w)), len(words))
         if not words or words[0] == "COMMAND":
@@ -91,7 +91,7 @@ def test_what_is_run_elsewhere_is_there(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the documents take for granted: a train.py, a book, other tools' inventories, the example."""
+    """The files that the documents assume: a train.py, a book, other tools' inventories, the example."""
     made = tmp_path_factory.mktemp("documented")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(# train\.py.*?)```", readme, re.DOTALL)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*words: object, cwd: Path, **more: str) -> str:
-    """What it printed; fails where it did not end with 0."""
+    """The command's output; fails if it did not end with 0."""
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [str(word) for word in words],

@@ -1,4 +1,4 @@
-"""Who answers: deadlines, masks and their record; a mixture that is trained while calls fail."""
+"""The experts that answer: deadlines, masks and their record; a mixture that is trained while calls fail."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def ps(here: Any, *more: str) -> list[dict[str, Any]]:
 
 
 def of(here: Any, run: Run, *more: str) -> dict[str, Any]:
-    """What ``ps`` says of that run."""
+    """The entry of ``ps`` for that run."""
     (found,) = [one for one in ps(here, *more) if one["run_id"] == run.id]
     return found
 
@@ -219,7 +219,7 @@ def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any, loss
     done = run.end()
     assert "from the checkpoint of step" in done.stderr
     measured = json.loads(done.stdout)
-    # What nodes had not handed over when they were killed is gone; what is there is as it would have been.
+    # Steps that nodes had not handed over when killed are gone; the others are as they would have been.
     done_steps = [step["step"] for step in measured["steps"]]
     assert done_steps[-1] == 59
     assert losses_of(done) == pytest.approx([losses[step] for step in done_steps], abs=1e-5)

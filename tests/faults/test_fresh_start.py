@@ -200,7 +200,7 @@ def _shape(document: Any) -> Any:
 
 
 def _said(text: str) -> list[str]:
-    """What was printed, without numbers and widths, and without what depends on the clock or was off."""
+    """The printed lines, without numbers and widths, and without what depends on the clock or was off."""
     plain = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}|[\d.,]+", "#", text)
     lines = [re.sub(" +", " ", line) for line in plain.splitlines()]
     said = r"its last|run: |weights|loss|rank (#|device predicted)|warning|error"

@@ -33,7 +33,7 @@ def three(another: Callable[..., Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def _briefly() -> Iterator[None]:
-    """What is trained of weights alone is probed and planned anew."""
+    """A run from weights alone is probed and planned anew."""
     with brief_probes():
         yield
 

@@ -1,4 +1,4 @@
-"""Where a run's secret and its TLS key are not: argument lists, environments, files, logs."""
+"""The places that never hold a run's secret or its TLS key: argument lists, environments, files, logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ main()
 
 
 def marks(note: list[dict[str, Any]]) -> list[bytes]:
-    """What must be nowhere: the secrets, and each line of the key."""
+    """The texts that must be nowhere: the secrets, and each line of the key."""
     lines = note[0]["tls"]["key"].splitlines()[1:-1]
     secrets = [secret for rank in note for secret in rank["secrets"].values()]
     return [text.encode() for text in (*secrets, *lines)]

@@ -241,7 +241,7 @@ def test_a_kill_keeps_the_other_from_no_turn(nodes: Any, alone: dict[str, list[f
 
 
 def jobs_of(nodes: Any, run: Run) -> list[ListedJob]:
-    """What the run's ranks have had of the devices."""
+    """The jobs of the run's ranks, with what they have had of the devices."""
     return [job for listed in shared_devices(nodes) for job in listed.jobs if job.job == run.id]
 
 

@@ -1,4 +1,4 @@
-"""What is mutated: well-formed inventories, problems, plans, profiles and safetensors files, small ones."""
+"""The samples to be mutated: small, well-formed inventories, problems, plans, profiles, safetensors files."""
 
 from __future__ import annotations
 

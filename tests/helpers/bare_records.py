@@ -1,4 +1,4 @@
-"""What records of measurements have to say and most tests don't care about: nothing found, nothing taken."""
+"""The fields that records of measurements must have and most tests ignore: nothing found, nothing taken."""
 
 from typing import Any
 

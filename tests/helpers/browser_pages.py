@@ -1,4 +1,4 @@
-"""What is looked at on every page that skyctl makes, in a real browser."""
+"""The checks of every page that skyctl makes, in a real browser."""
 
 from __future__ import annotations
 

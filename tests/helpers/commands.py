@@ -37,7 +37,7 @@ BRIEF_S = 0.3
 LIBRARY = "transformers.models.llama.modeling_llama"
 
 PROCESS_ONLY = ("SKYCTL_TEST_TAG", "PYTEST_CURRENT_TEST")
-"""What this process keeps of its own, though a command's environment was copied before."""
+"""The variables that this process keeps of its own, though a command's environment was copied before."""
 
 SKYCTL = [sys.executable, "-m", "skyctl"]
 Done = subprocess.CompletedProcess[str]
@@ -102,7 +102,7 @@ def brief_probes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def library_preloaded() -> Iterator[None]:
-    """What forks local nodes imports ``transformers`` first, which else takes each task three CPU seconds."""
+    """Local nodes' fork server imports ``transformers`` first, else each task spends 3 CPU seconds on it."""
 
     def client(modules: Sequence[str]) -> ForkServerClient:
         return ForkServerClient((*modules, LIBRARY) if modules == PRELOADED_MODULES else modules)
@@ -125,7 +125,7 @@ def run_hub_briefly(folder: Path, *words: str, **env: str) -> Done:
 
 
 class Command:
-    """A process. What it prints goes to files: it never waits for a reader, and can be read at any time."""
+    """A process. Its output goes to files, which can be read at any time: it never waits for a reader."""
 
     def __init__(self, argv: list[str], env: Mapping[str, str], folder: Path, said: Path) -> None:
         self._out, self._err = said.with_suffix(".out"), said.with_suffix(".err")

@@ -18,7 +18,7 @@ MOMENT_S = 20.0
 def until(
     happened: Callable[[], Any], what: Callable[[], object] = lambda: "", patience_s: float = PATIENCE_S
 ) -> Any:
-    """What ``happened`` gives as soon as that is true. Fails with ``what`` where it is not in time.
+    """The value that ``happened`` gives as soon as that is true. Fails with ``what`` where it is not in time.
 
     Files that are not there yet, or half there, are looked at again.
     """
@@ -34,7 +34,7 @@ def until(
 
 
 def after_a_moment(left: Callable[[], Any]) -> Any:
-    """What is left once what is ending has had a moment; at once where that is nothing."""
+    """The leftovers once what is ending has had a moment; at once if there are none."""
     deadline = time.monotonic() + MOMENT_S
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -42,7 +42,7 @@ def after_a_moment(left: Callable[[], Any]) -> Any:
 
 
 def files(folder: Path, *patterns: str) -> set[Path]:
-    """What is there of these patterns, while things come and go."""
+    """The paths that match these patterns, while things come and go."""
     while True:
         with suppress(FileNotFoundError):
             return {path for pattern in patterns for path in folder.glob(pattern)}

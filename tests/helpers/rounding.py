@@ -11,7 +11,7 @@ FACTOR = 10.0
 
 
 def rounding(length: int, dtype: torch.dtype = torch.float32) -> float:
-    """What a sum of that many products may be off by, as a part of its norm: ten times what is expected.
+    """The error that a sum of that many products may have, as a part of its norm: ten times what is expected.
 
     Each addition rounds by half an epsilon at most. These errors are as likely up as down, so that of
     ``length`` additions grows with its root. Two computations are compared, each with errors of its own:

@@ -4,8 +4,8 @@ Half of what a short command takes is imports. A forked process is as any other:
 environment, output, exit status and tags in ``/proc``. Two things differ from ``python -m skyctl``. It is a
 session's leader, and it ends without Python's tearing down of modules.
 
-What is read while Python and its libraries are loaded can't be another's afterwards: who asks for that gets
-a Python of its own.
+The variables that Python and its libraries read while they are loaded can't change afterwards. A process that
+asks for other ones gets a Python of its own.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def add_steps(paths: RunPaths, steps: Iterable[int], **more: Any) -> None:
 
 
 def add_events(paths: RunPaths, steps: Iterable[int], **more: Any) -> None:
-    """What the ranks of ``DEVICES`` have told: the first computes 3/4 of a step, the other 1/2."""
+    """Writes what the ranks of ``DEVICES`` have told: the first computes 3/4 of a step, the other 1/2."""
     with paths.events.open("a") as file:
         for step in steps:
             for rank, busy_s in enumerate((0.15, 0.1)):

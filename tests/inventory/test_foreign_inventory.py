@@ -71,7 +71,7 @@ def imported(folder: Path, name: str, text: str) -> ForeignInventory:
 
 
 def cluster(inventory: ForeignInventory) -> Cluster:
-    """What init would write, read back."""
+    """The cluster that init would write, read back."""
     return parse_cluster(parse_yaml(render_cluster_file(inventory.nodes, "c", inventory.groups), "c"))
 
 

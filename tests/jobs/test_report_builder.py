@@ -1,4 +1,4 @@
-"""What a report may tell of who made it: nothing."""
+"""A report may tell nothing of who made it."""
 
 from __future__ import annotations
 

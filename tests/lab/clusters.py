@@ -106,7 +106,7 @@ class Cluster(Skyctl):
         ]
 
     def left(self, *nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
-        """What is left of runs on those nodes (none: all), now: processes and files (``harm.leavings``)."""
+        """The leavings of runs on those nodes (none: all), now: processes and files (``harm.leavings``)."""
         leavings = {}
         for node in nodes or self.nodes:
             there = [f"{pid} {text}" for pid, text in harm.strays(self.lab, node).items()]

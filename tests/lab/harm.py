@@ -1,4 +1,4 @@
-"""What runs on a lab's nodes, and harm to them: for tests of what a run survives, and for benchmarks."""
+"""The processes on a lab's nodes, and harm to them: for tests of what a run survives, and for benchmarks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def processes(lab: LabState, node: str) -> dict[int, str]:
 
 
 def strays(lab: LabState, node: str) -> dict[int, str]:
-    """What is there beside sshd: one that serves a connection which went black may stay for long."""
+    """The processes beside sshd: one that serves a connection which went black may stay for long."""
     return {pid: c for pid, c in processes(lab, node).items() if "sshd" not in c.split(" ")[0]}
 
 
@@ -139,9 +139,9 @@ def leavings(lab: LabState, node: str, *, checkpoints: bool) -> list[str]:
 
 
 def leavings_in_cache(cache: Path, *, checkpoints: bool) -> set[Path]:
-    """What of runs is left in a node's folder of caches, but for the last checkpoint of one that is done.
+    """The leavings of runs in a node's folder of caches, but for the last checkpoint of one that is done.
 
-    Where more checkpoints may be there, what was cut off among them is the next keeper's (docs/faults.md).
+    If more checkpoints may be there, what was cut off among them is the next keeper's (docs/faults.md).
     """
     half = ("**/.new-*", "**/.gone-*", "**/.*.part", "**/*.tmp")
     paths = files(cache, "sessions/s-*", "sessions/s-*/*", *half)

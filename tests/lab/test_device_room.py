@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lab
 
 JOBS, MIB = 20, 2**20
 CAPACITY_MIB, PROCESS_MIB, ARBITER_MIB = 300, 30, 60
-"""What the device has for all jobs, and what a process takes before it asks."""
+"""The memory that the device has for all jobs, and that a process takes before it asks."""
 JOB = """
 import sys, time
 from pathlib import Path

@@ -52,7 +52,7 @@ def compared(cluster: Cluster) -> Path:
 
 
 def backend_of(path: Path) -> str | None:
-    """What carried tensors in that measurement; None: its plan does not say."""
+    """The backend that carried tensors in that measurement; None: its plan does not say."""
     backend: str | None = json.loads(path.read_text()).get("backend")
     return backend
 

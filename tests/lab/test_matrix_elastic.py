@@ -53,7 +53,7 @@ def optimizer(parameters):
 
 
 class WrittenDown:
-    """What nodes have written down of their updates."""
+    """The digests that nodes have written down of their updates."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._files = {node: cluster.home(node) / "applied" for node in cluster.nodes}
@@ -119,7 +119,7 @@ def written(cluster: Cluster) -> WrittenDown:
 
 
 def changes(run: Run) -> list[dict[str, Any]]:
-    """What ranks have told of the generations that they agreed on, each number once."""
+    """The generations on which ranks have said that they agreed, each number once."""
     path = run.folder / "attempts/1/events.jsonl"
     told = [json.loads(line) for line in path.read_text().splitlines()]
     by_number = {one["number"]: one for one in told if one.get("event") == "members" and one["number"]}

@@ -56,7 +56,7 @@ def lab3(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 
 def checked(cluster: Cluster, file: Path, code: int = 0) -> dict[str, Any]:
-    """What ``check`` says: each node's ticks by name, and ``pairs`` that can't talk."""
+    """The report of ``check``: each node's ticks by name, and ``pairs`` that can't talk."""
     document = json.loads(cluster.run("check", "--json", "-c", str(file), code=code).stdout)
     report: dict[str, Any] = {
         node["node"]: {tick["name"]: tick for tick in node["ticks"]} for node in document["nodes"]

@@ -1,4 +1,4 @@
-"""What happens to launchers, agents and ranks, over real SSH: every run ends as docs/faults.md says, and
+"""Faults of launchers, agents and ranks, over real SSH: every run ends as docs/faults.md says, and
 nothing of it is left on any node.
 
 The runs of a test are ended by the test; what is left then, here or there, fails it.

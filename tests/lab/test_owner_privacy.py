@@ -1,5 +1,5 @@
-"""What of an owner's data can be read on the wire, by reading it: every byte between nodes and launcher while
-owners make rounds. Each sample has a 32-byte marker; weights pass, so the test is known to see."""
+"""The parts of an owner's data that show on the wire, by reading it: every byte between nodes and launcher
+while owners make rounds. Each sample has a 32-byte marker; weights pass, so the test is known to see."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What can be read on the wire, by reading it: every byte between nodes and launcher while a plan trains.
+"""The data that show on the wire, by reading it: every byte between nodes and launcher while a plan trains.
 
 A raw socket in the lab's own network keeps what passes at each node's end of its cable. Inputs lie on the
-first stage's node only, targets on the last one's; neither may pass, encrypted or not. What a layer gives is
+first stage's node only, targets on the last one's; neither may pass, encrypted or not. A layer's output is
 known too: it must be found in the clear, so that this test is known to see, and not through TLS.
 """
 
@@ -118,7 +118,7 @@ Flow = tuple[str, int, str, int]
 
 
 class Wire:
-    """What has passed, put together as the streams that it was."""
+    """The bytes that have passed, put together as the streams that they were."""
 
     def __init__(self, path: Path) -> None:
         pieces: dict[Flow, dict[int, bytes]] = {}

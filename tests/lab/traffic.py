@@ -82,7 +82,7 @@ def _start(state: LabState, node: str, program: str, *words: object) -> subproce
 def bytes_per_s(
     state: LabState, source: str, target: str, *, port: int = 5001, seconds: float = 1.5
 ) -> float:
-    """What one TCP stream carries, its beginning left out."""
+    """The rate of one TCP stream, its beginning left out."""
     with _start(state, target, _SINK, port, seconds, 0.5) as sink:
         assert sink.stdout is not None
         assert sink.stdout.readline() == "ready\n"

@@ -1,4 +1,4 @@
-"""What runs see: held against the probe's figures, used while it is newer, never counted twice."""
+"""The figures that runs see: held against the probe's, used while they are newer, never counted twice."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_measured_again_it_is_settled_and_later_plans_know(again: float, factor:
 
 
 def measured_again(factor: float) -> Profile:
-    """What a look finds: device a's costliest layer takes so many times as long, at the smallest size."""
+    """The profile of a look: device a's costliest layer takes so many times as long, at the smallest size."""
     (layer,) = (row for row in profile().devices[0].timings if row.microbatch_size == 2)
     assert layer.forward_s is not None
     assert layer.backward_s is not None
