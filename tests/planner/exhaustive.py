@@ -130,7 +130,7 @@ class Tables:
 
 
 def stage_times(problem: Problem, device: Device, start: int, stop: int) -> StageTimes:
-    """What layers [start, stop) take on ``device``: measured, else a third of flops / speed forward."""
+    """The times of layers [start, stop) on ``device``: measured, else a third of flops / speed forward."""
     times: LayerTimes | None = problem.times.get(device.id)
     if times is None:
         work = sum(layer.flops for layer in problem.layers[start:stop]) / device.flops_per_s

@@ -1,7 +1,7 @@
 """Problems of hybrids for the planner's tests, and brute force over all of them.
 
 The brute force enumerates by itself: every device goes to a pipeline or to none, and every pipeline has every
-order, cut and share. What one candidate takes is the planner's own evaluation.
+order, cut and share. The planner's own evaluation tells what one candidate takes.
 """
 
 from __future__ import annotations

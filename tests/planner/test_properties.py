@@ -1,4 +1,4 @@
-"""What must hold of proved optima at a fixed number of microbatches, whatever the problem (hypothesis)."""
+"""The properties of proved optima at a fixed number of microbatches, whatever the problem (hypothesis)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDING = 1 + 1e-9
 
 
 def value(problem, strategy="optimal"):
-    """The strategy's objective; infinite where nothing fits. What is called optimal must be proved."""
+    """The strategy's objective; infinite where nothing fits. A plan called optimal must be proved."""
     try:
         planned = plan(problem, strategy)
     except InfeasibleError:
@@ -70,7 +70,7 @@ def test_more_memory_never_makes_it_worse(seed, times, everywhere):
 @settings(max_examples=40)
 @given(SEEDS, st.integers(0, 100), st.sampled_from([1.1, 2.0, 10.0]))
 def test_a_faster_link_never_makes_it_worse(seed, which, times):
-    """Where nothing is shared."""
+    """This holds if nothing is shared."""
     p = random_problem(seed, shared=(), objective="iteration")
     if not p.links:
         return

@@ -31,7 +31,7 @@ KINDS = (
     {"schedule": "zero-bubble", "objective": "iteration", "recompute": True},
 )
 CLOSE = 0.03
-"""Where depths are a choice the searches are not exact."""
+"""The relative error that is allowed if depths are a choice: the searches are not exact then."""
 
 
 @pytest.mark.parametrize("seed", range(8))

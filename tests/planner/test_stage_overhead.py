@@ -1,4 +1,4 @@
-"""What a microbatch takes beside a stage's layers: in the prediction, the search, the bound and the check."""
+"""A microbatch's time beside a stage's layers: in the prediction, the search, the bound and the check."""
 
 import contextlib
 import random

@@ -120,7 +120,7 @@ def test_megatron_gives_each_stage_its_blocks(seed, fine):
 
 
 def kept(fqns, children):
-    """What torchtitan keeps of a model for one stage: children, and members of ``layers``, by name."""
+    """A model's parts that torchtitan keeps for one stage: children, and members of ``layers``, by name."""
     return [
         child if child != "layers" else f"layers.{i}"
         for child, count in children.items()

@@ -1,4 +1,4 @@
-"""What carries tensors: the choice in each case, what it costs, and what a plan in another's place keeps."""
+"""The choice of a backend in each case, what it costs, and what a plan in another's place keeps."""
 
 from __future__ import annotations
 

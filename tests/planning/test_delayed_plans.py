@@ -1,4 +1,4 @@
-"""What a delay means around the planner: parallelisms, what is said of a plan, what is learned from a run."""
+"""A delay's effects around the planner: parallelisms, what is said of a plan, what is learned from a run."""
 
 from __future__ import annotations
 

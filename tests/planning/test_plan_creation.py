@@ -1,4 +1,4 @@
-"""What is planned for a profile: parallelisms, assignments, a comparison's rows."""
+"""The plans for a profile: parallelisms, assignments, a comparison's rows."""
 
 from __future__ import annotations
 

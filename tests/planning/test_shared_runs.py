@@ -1,4 +1,4 @@
-"""What a step of a plan takes next to another's, and the room that each needs."""
+"""The time that a step of a plan takes next to another's, and the room that each needs."""
 
 from __future__ import annotations
 

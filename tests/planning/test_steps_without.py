@@ -1,4 +1,4 @@
-"""What a step takes while nodes are away: played again from the ranks' own rules, and by brute force."""
+"""The time of a step while nodes are away: played again from the ranks' own rules, and by brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would be faster but changes training: found by planning it, never done."""
+"""The choices that would be faster but change training: found by planning them, never made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is accused of what: made-up counts to conditions, and real counts of a real busy neighbour."""
+"""The verdicts on background load: made-up counts to conditions, and real counts of a real busy neighbour."""
 
 import os
 import subprocess

@@ -90,7 +90,7 @@ def test_bytes_grow_with_the_rate_within_bounds() -> None:
     assert NODE_SIZES.message_bytes(1.0, 0.1) == LEAST_MESSAGE_BYTES
 
 
-# Who is asked
+# The peers that are asked
 
 
 def test_the_two_peers_that_ask_for_most_come_first() -> None:
@@ -364,7 +364,7 @@ def test_a_peer_that_stays_away_ends_the_other_flows_too() -> None:
 
 @pytest.mark.slow
 def test_local_processes_for_real() -> None:
-    """Whatever a busy machine's loopback shows: nothing fails, and no line is below what it carried alone."""
+    """On a busy machine's loopback, too, nothing fails, and no line is below what it carried alone."""
     names = [Node(name=n, transport="local", python=sys.executable, threads=1) for n in ("n1", "n2", "n3")]
     sessions = open_sessions(names, ConnectOptions())
     probes = DeviceProbes()

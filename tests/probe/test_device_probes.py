@@ -1,4 +1,4 @@
-"""Who counts as silent or late: not those that nobody listened to."""
+"""The probes that count as silent or late: not those that nobody listened to."""
 
 from __future__ import annotations
 

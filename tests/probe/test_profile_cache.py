@@ -1,4 +1,4 @@
-"""What earlier profiles say is taken over while it holds, for all devices of a machine or for none."""
+"""Figures of earlier profiles are taken over while they hold, for all devices of a machine or for none."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_names_are_those_of_groups_with_just_these_nodes() -> None:
     assert [(site.name, list(site.nodes)) for site in named] == [("lab", ["x", "y"]), ("s2'", ["z"])]
 
 
-# What is filled in
+# The links that are filled in
 
 
 def test_disturbed_links_are_corrected_by_the_pair_that_was_alone() -> None:

@@ -1,4 +1,4 @@
-"""What a site shares: which flows are tried, what is made of them, and the ways in which a trial can fail."""
+"""The uplinks that sites share: which flows are tried, what is made of them, and how a trial can fail."""
 
 from __future__ import annotations
 

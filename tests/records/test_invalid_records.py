@@ -1,4 +1,4 @@
-"""What can't be a record is refused in skyctl's words, however it was to be made."""
+"""Values that can't be a record are refused in skyctl's words, however it was to be made."""
 
 import json
 

@@ -10,7 +10,7 @@ from skyctl.remote.agent_session import Session
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """What such a task may give."""
+    """The answer that such a task may give."""
 
     kind: ClassVar[str] = "result"
     lines: int | None = None

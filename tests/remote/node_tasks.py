@@ -1,4 +1,4 @@
-"""What the tests run on nodes. Shipped there; imports the standard library only."""
+"""The tasks that the tests run on nodes. Shipped there; imports the standard library only."""
 
 import os
 import signal

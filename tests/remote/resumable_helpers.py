@@ -1,4 +1,4 @@
-"""What the tests of held sessions share."""
+"""The helpers that the tests of held sessions share."""
 
 from __future__ import annotations
 

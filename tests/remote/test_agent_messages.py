@@ -1,4 +1,4 @@
-"""What an agent says is checked where it arrives: a wrong message names the node and the field."""
+"""An agent's messages are checked where they arrive: a wrong one's error names the node and the field."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_forked_grandchild_carries_the_tags(local: Session, task_env: Env) -> 
 
 
 def test_forkserver_killed(forkserver: ForkServerClient, task_env: Env) -> None:
-    """What it has forked goes on and ends as it should; later nodes are started one by one."""
+    """The agents that it has forked go on and end as they should; later nodes are started one by one."""
     options = ConnectOptions(grace_s=0.3)
     with open_session(LOCAL, options, lambda node, _: ForkedConnection(node, forkserver)) as before:
         os.kill(forkserver.pid, signal.SIGKILL)
@@ -229,7 +229,7 @@ def test_which_nodes_are_alike() -> None:
 
 
 def test_sessions_with_torch_share_it(home: Path, task_env: Env) -> None:
-    """What ``open_sessions`` does by itself: torch is there in one thread, and mostly not the task's own."""
+    """``open_sessions`` does this by itself: torch is there in one thread, and mostly not the task's own."""
     nodes = [Node(name=f"n{i}", transport="local") for i in range(2)]
     sessions = open_sessions(nodes, OPTIONS)
     try:

@@ -21,14 +21,14 @@ STARTUP = {
     "tcsh": ".tcshrc",
     "zsh": ".zshenv",
 }
-"""What each reads before any command; dash reads nothing."""
+"""The file that each reads before any command; dash reads nothing."""
 
 
 @pytest.fixture
 def shell_node(sshd) -> Iterator[Callable[..., Node]]:
     """``shell_node(shell, startup)``: a node with that login shell, and these lines in its start-up file.
 
-    What sshd gives a user's own shell, a forced command gives this one. bash needs none.
+    A forced command gives this shell what sshd gives a user's own one. bash needs none.
     """
     keys = sshd.folder / "authorized_keys"
     kept = keys.read_text()

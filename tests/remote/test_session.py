@@ -105,7 +105,7 @@ for name in sys.argv[1:]:
 
 
 def test_all_that_nodes_are_sent_can_be_imported_by_the_oldest_python() -> None:
-    """What imports torch is only looked at where that Python has one."""
+    """Modules that import torch are only looked at if that Python has one."""
     modules = [path.removesuffix(".py").replace("/", ".") for path in node_package_files()]
     done = subprocess.run(
         [oldest_python(), "-B", "-c", IMPORT_ALL, *modules],
@@ -371,7 +371,7 @@ def test_open_sessions_interrupted(home: Path) -> None:
 
 
 def test_open_sessions_does_something_else_while_nodes_are_dialled(home: Path) -> None:
-    """What that raises ends it; before the first session is there, as its node waits for it."""
+    """``meanwhile`` runs before the first session is there, as its node waits for it; its error ends all."""
     dialled, done = threading.Event(), threading.Event()
 
     def connector(node: Node, options: ConnectOptions) -> NodeConnection:

@@ -1,4 +1,4 @@
-"""Where a node's name leads, and which host keys are known."""
+"""The host that a node's name leads to, and which host keys are known."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def optimum(model):
 
 
 def examined(search, optimum_s):
-    """What a search says is true."""
+    """Asserts that a search's claims are true."""
     value = math.inf
     if search.best is not None:
         assert search.model.is_allowed(search.best)

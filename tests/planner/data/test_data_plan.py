@@ -305,7 +305,7 @@ def places(node, at=()):
 
 
 def others(value):
-    """What somebody might put in a value's place."""
+    """The values that somebody might put in a value's place."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int | float):

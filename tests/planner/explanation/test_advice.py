@@ -1,4 +1,4 @@
-"""What would help: every claim holds when the changed problem is planned anew; why devices stay unused."""
+"""Advice on plans: every claim holds when the changed problem is planned anew; why devices stay unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What binds, in the table's own figures, and what fills the rest of the step."""
+"""The constraint that binds, in the table's own figures, and what fills the rest of the step."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_the_interval_is_of_the_same_round(owners: tuple[str, ...]) -> None:
 def test_a_deadline_of_a_whole_number_of_steps_is_that_many(
     step_s: float, limit_s: float, steps: int
 ) -> None:
-    """Whatever the quotient is rounded to; and a round of very many steps is verified at once."""
+    """Rounding the quotient makes no difference; and a round of very many steps is verified at once."""
     asked = owned({"local_steps": 10**12, "round_deadline_s": limit_s}, "a", "b", nodes=("a", "b"))
     none = (0.0,) * LAYERS
     each = {"forward_s": (step_s / MICROBATCHES, 0.0, 0.0), "backward_s": none, "optimizer_s": none}

@@ -1,4 +1,4 @@
-"""What a stage takes whatever its layers: more for each layer that is run by itself."""
+"""The time that a stage takes whatever its layers: more for each layer that is run by itself."""
 
 import itertools
 import time

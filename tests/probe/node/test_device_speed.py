@@ -1,4 +1,4 @@
-"""What adding up gradients costs a device."""
+"""The cost of adding up gradients on a device."""
 
 import pytest
 import torch

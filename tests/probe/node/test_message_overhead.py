@@ -1,4 +1,4 @@
-"""What a stage costs beside its layers, measured by running stages that only sleep."""
+"""The cost of a stage beside its layers, measured by running stages that only sleep."""
 
 import threading
 import time

@@ -267,7 +267,7 @@ def test_repetitions_since_all_were_at_it_count_by_themselves_where_there_are_en
 
 
 def test_the_error_of_a_trimmed_mean_is_how_far_such_means_are_apart() -> None:
-    """Where some values are far off, too, which leave a plain mean no better for their number."""
+    """This holds if some values are far off, too, which leave a plain mean no better for their number."""
     drawn = random.Random(1)
 
     def values() -> list[float]:

@@ -1,4 +1,4 @@
-"""What summing gradients costs beside the adding: more under a quota. No thread and no child is left."""
+"""The cost of summing gradients beside the adding: more under a quota. No thread and no child is left."""
 
 import threading
 from pathlib import Path
