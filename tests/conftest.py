@@ -42,7 +42,7 @@ TEMPORARY = pytest.StashKey[Path]()
 BEFORE = pytest.StashKey[set[tuple[str, str]]]()
 LEFT = pytest.StashKey[list[tuple[str, str]]]()
 ALL = "folder_of_all"
-"""Where the processes of pytest-xdist find what one of them has made for all."""
+"""The key of the folder in which processes of pytest-xdist find what one of them has made for all."""
 
 LONG = {"accelerator", "scripts", "torch", "transport"}
 """Folders whose files take long, though none of their tests does: each starts processes that import torch."""
@@ -101,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def session_tag() -> str:
-    """What every process that descends from this test session carries in its environment."""
+    """The tag that every process that descends from this test session carries in its environment."""
     return uuid.uuid4().hex
 
 
@@ -219,7 +219,7 @@ def _no_leaks(session_tag: str, _clean_session: None) -> Iterator[None]:
 
 
 def _wait(left: Callable[[], list]) -> list:
-    """What is still there after a while. Returns at once where there is nothing."""
+    """The leftovers that are still there after a while. Returns at once where there is nothing."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -286,7 +286,7 @@ def _temporary() -> set[Path]:
 
 
 def _system() -> set[tuple[str, str]]:
-    """What skyctl has on this machine outside its own folders: (what it is, its name)."""
+    """Everything that skyctl has on this machine outside its own folders: (what it is, its name)."""
     found = {
         ("process", str(pid)) for pid in _pids() if b"\0SKYCTL_SESSION=" in b"\0" + _read(pid, "environ")
     }

@@ -42,7 +42,7 @@ def test_kept():
 
 @pytest.fixture(autouse=True)
 def _helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``conftest.py`` imports is found from where its copy is."""
+    """The modules that ``conftest.py`` imports are found from where its copy is."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 

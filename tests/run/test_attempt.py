@@ -81,7 +81,7 @@ class Journal:
 
 
 class Listener:
-    """Whoever plays the run: passes steps on."""
+    """A listener in the run's place: passes steps on."""
 
     def __init__(self, watcher: RunCallbacks) -> None:
         self.step = watcher.step
@@ -437,7 +437,7 @@ def ended(by: int | None) -> dict[str, Any]:
 
 
 def watched(stage: Stage, *words: tuple[int, dict[str, Any]]) -> SkyctlError:
-    """What the attempt ends with where ranks say that after their first step, one after the other."""
+    """The error that ends the attempt when ranks say that after their first step, one after the other."""
     stage.attempt.start()
     for task in stage.tasks[:2]:
         task.say(step_message(0, loss=0.25))

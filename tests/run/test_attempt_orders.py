@@ -1,4 +1,4 @@
-"""What is refused before anything is started, and which code ranks are sent."""
+"""The attempts that are refused before anything is started, and which code ranks are sent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ranks_that_do_not_fit_this_machine_are_not_started(monkeypatch: pytest.
 
 
 def test_a_restart_sends_the_code_that_the_run_began_with(tmp_path: Path) -> None:
-    """Whoever edits it meanwhile; only a process that takes the run over has none but what is there then."""
+    """Edits meanwhile change nothing; only a process that takes the run over has just what is there then."""
     script = tmp_path / "train.py"
     script.write_text("def model(): ...\n")
     spec = make_spec(str(script))

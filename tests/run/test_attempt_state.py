@@ -1,4 +1,4 @@
-"""What follows from what ranks say: whom to tell what, what is told of steps, what ends the run."""
+"""The consequences of what ranks say: whom to tell what, what is told of steps, what ends the run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def attempt(ranks: int, steps: int = 2) -> AttemptState:
 
 
 def say(state: AttemptState, rank: int, message: dict[str, Any]) -> list[News]:
-    """What follows from a message; nothing where it ends the rank."""
+    """The news that follows from a message; none if it ends the rank."""
     read = state.read(rank, message)
     event = None if read is None else state.accept(rank, read.event)
     if event is None:

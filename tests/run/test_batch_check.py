@@ -1,4 +1,4 @@
-"""What of a step ends a run: batches that are not the same at both ends, and losses that are no numbers."""
+"""The faults of a step that end a run: unequal batches at both ends, and losses that are no numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where a run goes on with a plan that changes its training, not only who computes what."""
+"""The notes when a run goes on with a plan that changes its training, not only who computes what."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_other_local_steps_are_said() -> None:
     ("rhythm", "word"), [(Rhythm(delay=1), "a delay"), (Rhythm(staleness=3), "staleness"), (Rhythm(), None)]
 )
 def test_the_end_of_a_rhythm_is_said(rhythm: Rhythm, word: str | None) -> None:
-    """Where no node is left that holds the whole model."""
+    """The rhythm ends if no node is left that holds the whole model."""
     had = made(rhythm=rhythm, gradient=5e6)
     small = [device.model_copy(update={"memory_bytes": 3e7}) for device in had.problem.devices]
     problem = had.problem.model_copy(update={"devices": tuple(small)})

@@ -1,4 +1,4 @@
-"""What the launcher makes of ranks that may leave: which steps have ended, and whom it waits for."""
+"""The launcher's view of ranks that may leave: which steps have ended, and whom it waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where experts are put for a plan, what is refused, and what ranks may say of them. Pure."""
+"""The hosts of experts for a plan, what is refused, and what ranks may say of them. Pure."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_plan_that_does_not_go_with_hosts_or_does_not_know_them_is_refused() -
 
 
 def seen() -> dict[str, Any]:
-    """What a rank says that has lost a host."""
+    """The message of a rank that has lost a host."""
     record = StepRecord()
     record.note_mask("1.0", 0, (True, True))
     record.note_mask("1.0", 1, (True, False))

@@ -1,4 +1,4 @@
-"""Who is alive, by tables: what was heard of ranks and nodes, and what follows."""
+"""The ranks and nodes that are alive, by tables: what was heard of them, and what follows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_who_has_not_been_heard_is_named_before_anything_follows() -> None:
 
 
 def told_by(monkeypatch: pytest.MonkeyPatch, *looks: list[RankHealth]) -> list[str]:
-    """What a monitor says that sees ranks so, one look after the other."""
+    """The words of a monitor that sees ranks so, one look after the other."""
     said: list[str] = []
     monitor = HealthMonitor([], {}, LIMITS, RunCallbacks(note=said.append, warn=said.append))
     left = list(looks)

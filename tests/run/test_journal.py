@@ -1,4 +1,4 @@
-"""What a run without another supervisor writes down: logs, metrics.jsonl and TensorBoard's events."""
+"""The files that a run without another supervisor writes: logs, metrics.jsonl and TensorBoard's events."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def with_gpu(whole: Problem) -> Problem:
 def test_a_device_that_gloo_does_not_carry_ends_no_run(
     reason: BackendReason, backend: str, left_out: bool
 ) -> None:
-    """What was chosen gives way to ours; what was asked for leaves such devices out."""
+    """A backend that was chosen gives way to ours; one that was asked for leaves such devices out."""
     whole = problem("a", "b")
     chosen = BackendChoice(backend="gloo", reason=reason, costs="gloo")
     had = plan(whole).model_copy(update={"backend": chosen})

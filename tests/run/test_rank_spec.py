@@ -1,4 +1,4 @@
-"""What each rank is told, and plans that do not match the cluster."""
+"""The orders of each rank, and plans that do not match the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended an attempt, and whether another one is begun: by tables."""
+"""The fault that ended an attempt, and whether another one is begun: by tables."""
 
 from __future__ import annotations
 

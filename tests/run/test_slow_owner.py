@@ -14,7 +14,7 @@ LOCAL_STEPS = 4
 
 
 def notes_of(computed_s: dict[str, list[float]], local_steps: int = LOCAL_STEPS, skips: int = 0) -> list[str]:
-    """What is said of rounds in which each owner computed for so long, ``elm`` on two ranks.
+    """The notes on rounds in which each owner computed for so long, ``elm`` on two ranks.
 
     Args:
         skips: of each so many rounds ``oak`` takes part in one; 0: in all.

@@ -17,7 +17,7 @@ VALIDATION = ValidationMeasurement(step=1, loss=0.5, metrics={"accuracy": 0.25, 
 
 
 def test_an_attempt_that_had_nothing_left_to_train() -> None:
-    """What it went on from was the last step's checkpoint: the figures are those of the steps before."""
+    """It went on from the last step's checkpoint: the figures are those of the steps before."""
     history = StepHistory({0: (4.0, 9.0), 1: (3.0, 1.0), 2: (2.0, 2.0), 3: (1.0, 3.0)}, {1: VALIDATION})
     sure = Interval(low_s=1.4, high_s=1.8)
     predicted = SimpleNamespace(iteration_s=1.5, interval=sure)

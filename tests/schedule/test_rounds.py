@@ -1,4 +1,4 @@
-"""Who takes part in which round: the same everywhere, by the seed alone."""
+"""The clients that take part in each round: the same everywhere, by the seed alone."""
 
 from __future__ import annotations
 

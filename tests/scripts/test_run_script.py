@@ -57,7 +57,7 @@ print("the end", flush=True)
 
 
 def lines(text: str) -> list[str]:
-    """What ranks printed, in order of rank, without who it was."""
+    """The lines that ranks printed, in order of rank, without who it was."""
     return [line.partition("] ")[2] for line in sorted(text.splitlines()) if line.startswith("[")]
 
 
@@ -404,7 +404,7 @@ dist.destroy_process_group()
 
 
 def balanced(said: list[str]) -> list[int]:
-    """What two or three ranks have said of their shares of 15, the first of which is three times as fast."""
+    """The shares of 15 that two or three ranks have told of, the first of which is three times as fast."""
     assert all(line.endswith(" []") for line in said), "nothing of a trial is there"
     shares = [int(line.split()[0]) for line in said]
     assert sum(shares) == 15
@@ -501,7 +501,7 @@ def test_a_launcher_killed_in_a_trial_has_it_begun_anew(here: Skyctl) -> None:
 
 
 def events(here: Skyctl) -> str:
-    """What the first attempt's ranks have said so far."""
+    """The events of the first attempt's ranks so far, as text."""
     found = list((here.state / "runs").glob("*/attempts/1/events.jsonl"))
     return found[0].read_text() if found else ""
 

@@ -1,4 +1,4 @@
-"""What of a folder goes to the nodes with a script."""
+"""The files of a folder that go to the nodes with a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the ranks of a script are, and what they are told."""
+"""The ranks of a script, and what they are told."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def make_wheel(
 
 
 def make_torch(folder: Path, number: str = TORCH, padding_bytes: int = 0) -> Path:
-    """What stands for torch: it has a version and ``distributed``. ``padding_bytes``: of noise in it."""
+    """A stand-in for torch: it has a version and ``distributed``. ``padding_bytes``: of noise in it."""
     files = {"torch/__init__.py": STUB.encode(), "torch/distributed/__init__.py": DISTRIBUTED.encode()}
     if padding_bytes:
         files["torch/noise.bin"] = os.urandom(padding_bytes)
@@ -119,7 +119,7 @@ class Index:
         return f"http://127.0.0.1:{self.port}/simple"
 
     def file_url(self, name: str) -> str:
-        """Where a file of the folder is."""
+        """The URL of a file of the folder."""
         return f"http://127.0.0.1:{self.port}/files/{name}"
 
     def answer(self, path: str) -> tuple[bytes | None, str]:
@@ -167,13 +167,13 @@ class Site:
 
     @property
     def environments(self) -> list[Path]:
-        """What lies where setup makes environments, but for the lock."""
+        """The contents of the folder in which setup makes environments, but for the lock."""
         root = self.data / "skyctl" / "env"
         return [path for path in root.iterdir() if path.name != "lock"] if root.is_dir() else []
 
     @property
     def kept(self) -> dict[str, dict]:
-        """What is kept of them here."""
+        """The records of them that are kept here, by node."""
         path = self.state / "setups" / "site.json"
         return json.loads(path.read_text())["nodes"] if path.exists() else {}
 

@@ -1,4 +1,4 @@
-"""What is refused before a node is asked anything."""
+"""The setups that are refused before a node is asked anything."""
 
 from __future__ import annotations
 

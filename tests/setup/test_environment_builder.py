@@ -1,4 +1,4 @@
-"""What is half made goes, whatever comes in between."""
+"""A half-made environment goes, whatever comes in between."""
 
 from __future__ import annotations
 

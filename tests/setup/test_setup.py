@@ -433,7 +433,7 @@ def test_a_launcher_that_has_changed_its_name(site) -> None:
 
 
 def test_the_cluster_file_wins(site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What setup has made counts as long as the file names the Python that it was made for."""
+    """An environment of setup's counts as long as the file names the Python that it was made for."""
     site.torch()
     site.cluster(a=site.bare("bare"))
     python = site.setup("--wheels", "wheels")["a"]["python"]

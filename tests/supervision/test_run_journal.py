@@ -1,4 +1,4 @@
-"""What is written down of a run: its writer may be killed at any instant, nothing is missing or twice."""
+"""The journal of a run: its writer may be killed at any instant, nothing is missing or twice."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ for kills in range(51):
 
 
 def script() -> list[tuple[str, int, dict]]:
-    """What two nodes say, each in its own order, some of it a little out of order."""
+    """The events of two nodes, each in its own order, some of them a little out of order."""
     said = []
     for step in range(100):
         for rank, node in enumerate(("one", "two")):

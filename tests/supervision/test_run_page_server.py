@@ -1,4 +1,4 @@
-"""Who gets a run's page, over real sockets."""
+"""The requests that get a run's page, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is predicted to take beside runs whose folders say that they take turns on its devices."""
+"""The predicted time of a step beside runs whose folders say that they take turns on its devices."""
 
 from __future__ import annotations
 

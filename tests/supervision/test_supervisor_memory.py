@@ -1,4 +1,4 @@
-"""Who only watches a run holds little: torch alone would be 220 MiB."""
+"""A process that only watches a run holds little: torch alone would be 220 MiB."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is a report, and which trials are behind."""
+"""The lines that are reports, and the trials that are behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a trial, by how its process ended."""
+"""The final state of a trial, by how its process ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of this process take for granted: it is no rank of anything."""
+"""The state that the tests of this process take for granted: it is no rank of anything."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def hours(monkeypatch):
-    """What the clock reads; tests set it forward."""
+    """The time that the clock reads; tests set it forward."""
 
     class Hours:
         now_s = 100.0

@@ -1,4 +1,4 @@
-"""Who gets in, with real sockets: the one that knows the secret, whatever others do meanwhile."""
+"""The peer that gets in, with real sockets: the one that knows the secret, whatever others do meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one end sets the other gets, over the connection that the two have."""
+"""The values that one end sets reach the other, over the connection that the two have."""
 
 from __future__ import annotations
 

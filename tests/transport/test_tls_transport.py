@@ -154,7 +154,7 @@ def test_the_end_of_a_payload_comes_without_another_message_behind_it(
 
 
 def _cuts(records: list[bytes]) -> list[int]:
-    """Where to stop for a while: at the ends of records, beside them, and within headers."""
+    """The places at which to stop for a while: at the ends of records, beside them, and within headers."""
     ends = list(itertools.accumulate(len(record) for record in records))
     around = {end + by for end in [0, *ends] for by in (-WAKE, -RECORD, -1, 0, 1, HEADER, HEADER + 1)}
     cuts = sorted(cut for cut in around if 0 < cut < ends[-1])

@@ -1,4 +1,4 @@
-"""Who is let onto a shared device by memory: never more than there is, and nobody waits without need."""
+"""The jobs let onto a shared device by memory: never more than there is, and none waits without need."""
 
 from __future__ import annotations
 

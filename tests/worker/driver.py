@@ -42,7 +42,7 @@ RUN_S = 240.0
 
 @dataclass
 class Outcome:
-    """What the ranks of one run said, by rank; ``order``: every event as it came, with its rank.
+    """The events of the ranks of one run, by rank; ``order``: every event as it came, with its rank.
 
     ``alive``: signs of life, which are in no order.
     """
@@ -101,7 +101,7 @@ class Process:
         write_frame(self._file, message)
 
     def traces(self) -> str:
-        """What every thread of it is at."""
+        """The tracebacks of all its threads."""
         self.popen.send_signal(signal.SIGUSR1)
         time.sleep(0.3)
         return self._traces.read_text()

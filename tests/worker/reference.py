@@ -17,7 +17,7 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 @dataclass
 class Reference:
-    """What the loop saw, a value a step."""
+    """The figures that the loop saw, a value a step."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a stage keeps between forward and backward, and that keeping less changes nothing."""
+"""The tensors that a stage keeps between forward and backward, and that keeping less changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ends say of a batch: the same for the same samples, another for any other order."""
+"""Both ends' sketches of a batch: the same for the same samples, another for any other order."""
 
 from __future__ import annotations
 

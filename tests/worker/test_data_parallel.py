@@ -1,4 +1,4 @@
-"""Whatever a workload has, one to four replicas with unequal shares train as one device does."""
+"""One to four replicas with unequal shares train as one device does, whatever a workload has."""
 
 from __future__ import annotations
 

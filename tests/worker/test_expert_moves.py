@@ -52,7 +52,7 @@ def spec(tmp_path: Path) -> dict[str, Any]:
 
 
 def moved(holders: Mapping[int, Sequence[int]], moves: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
-    """Where experts are after these moves."""
+    """The hosts of experts after these moves, by layer."""
     after = {layer: [*places] for layer, places in holders.items()}
     for move in moves:
         after[move["layer"]][move["expert"]] = move["host"]

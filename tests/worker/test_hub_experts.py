@@ -71,7 +71,7 @@ def library_model(workload: Workload) -> Any:
 
 
 def library_losses(workload: Workload, steps: int) -> tuple[list[float], Any]:
-    """What a plain loop with ``transformers`` sees, and the model that it ends with."""
+    """The losses that a plain loop with ``transformers`` sees, and the model that it ends with."""
     model, losses = library_model(workload), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _, (ids, targets) in zip(range(steps), workload.batches(), strict=False):

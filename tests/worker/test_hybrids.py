@@ -62,7 +62,7 @@ def make_hybrid(pipelines: Pipelines, star: bool = False) -> Plan:
 
 
 def rank_orders(pipelines: Pipelines, spec: Any, steps: int, star: bool = False, **options: Any) -> list[Any]:
-    """What the launcher would tell the ranks; one pipeline has nothing to sum."""
+    """The orders that the launcher would send to the ranks; one pipeline has nothing to sum."""
     plan = make_hybrid(pipelines, star)
     check_plan_fits(plan, CLUSTER)
     recipe = Recipe.from_dict({"total_steps": steps, **options.pop("recipe", {})})
@@ -140,7 +140,7 @@ def test_under_other_schedules(workload: Workloads, pool: Any, schedule: str) ->
 
 
 def test_running_figures_are_averaged_group_by_group(workload: Workloads, pool: Any) -> None:
-    """Where a layer of a norm lies in the middle group, held by the first one's second stage."""
+    """A layer of a norm lies in the middle group, held by the first one's second stage."""
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
     spec = edit_workload(workload(batch_size=8), norm)
     weights_of_plans = []

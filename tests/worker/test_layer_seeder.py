@@ -1,4 +1,4 @@
-"""What layers draw depends on seed, step, microbatch and layer, and on nothing else."""
+"""The numbers that layers draw depend on seed, step, microbatch and layer, and on nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the cut and the schedule, training is the same."""
+"""Training is the same, whatever the cut and the schedule."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_zeros_do_not_end_what_follows() -> None:
 
 
 def test_the_same_bits_whatever_the_threads() -> None:
-    """What all ranks compute alike; against float64, and with dependent columns."""
+    """The results that all ranks compute alike; against float64, and with dependent columns."""
     generator = torch.Generator().manual_seed(0)
     p, q = torch.randn(3000, 8, generator=generator), torch.randn(700, 8, generator=generator)
     p[:, 3] = 2 * p[:, 1] - p[:, 0]

@@ -41,7 +41,7 @@ def rank_orders(
     rhythm: dict[str, Any],
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """What the launcher would tell the ranks."""
+    """The orders that the launcher would send to the ranks."""
     base = json.loads(make_plan(*DEVICES).to_json())
     layer = base["problem"]["layers"][0]
     base["problem"]["layers"] = [{**layer, "name": f"l{i}"} for i in range(7)]

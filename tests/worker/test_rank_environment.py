@@ -1,4 +1,4 @@
-"""What a rank tells before it builds anything."""
+"""The facts that a rank tells before it builds anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a nursery does before it forks must leave the accelerators to those that it forks."""
+"""A nursery's work before it forks must leave the accelerators to those that it forks."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_small_layers_share_a_bucket() -> None:
 
 
 def lying(message: SumMessage, tag: int = FIRST_SUM_TAG + 2, name: str = "float32") -> Any:
-    """What rank 0, the root of a star, makes of one message of rank 1."""
+    """The error that rank 0, the root of a star, raises at one message of rank 1."""
     routes = star(2)
     layout = make_layout([[4]], [1.0], 4)
     with connected(routes, 2) as ends:

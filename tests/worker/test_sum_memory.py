@@ -1,4 +1,4 @@
-"""What a sum adds to the resident memory of a helper and of roots: a pool of chunks, however large it is.
+"""The resident memory that a sum adds to a helper and to roots: a pool of chunks, however large it is.
 
 ``SKYCTL_SUM_MIB`` sums so many MiB in place of 256.
 """

@@ -1,4 +1,4 @@
-"""What tensors are sent as: stated errors kept, nothing that is not a number becomes one."""
+"""The formats in which tensors are sent: stated errors kept, nothing that is not a number becomes one."""
 
 from __future__ import annotations
 

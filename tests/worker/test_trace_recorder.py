@@ -1,4 +1,4 @@
-"""What ranks record: in order, within their step, all of it, and not more than asked for."""
+"""The spans that ranks record: in order, within their step, all of them, and not more than asked for."""
 
 from __future__ import annotations
 

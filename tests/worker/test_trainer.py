@@ -1,4 +1,4 @@
-"""What a rank reports of an error."""
+"""The report of a rank on an error."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SMALL = "gpt:layers=3,hidden=64,heads=4,context=32"
 
 
 def kept_bytes(workload: Workload, start: int, stop: int, samples: int) -> int:
-    """What one microbatch of a real stage keeps: everything saved, and its input."""
+    """The bytes that one microbatch of a real stage keeps: everything saved, and its input."""
     x, targets = next(workload.batches(0, 0, samples))
     for layer in workload.build(0, start):
         x = layer(x)

@@ -1,4 +1,4 @@
-"""What model() gives runs as Python: compiled and scripted modules are taken as they are written."""
+"""The module that model() gives runs as Python: compiled and scripted ones are taken as they are written."""
 
 from collections.abc import Callable
 from pathlib import Path

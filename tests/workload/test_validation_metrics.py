@@ -1,4 +1,4 @@
-"""What ``metrics()`` may give, and its means over samples."""
+"""The figures that ``metrics()`` may give, and their means over samples."""
 
 from __future__ import annotations
 

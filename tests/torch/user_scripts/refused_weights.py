@@ -1,4 +1,4 @@
-"""What ``weigh`` says of calls that it can't make right; each rank prints a JSON object."""
+"""The errors of ``weigh`` for calls that it can't make right; each rank prints a JSON object."""
 
 import gc
 import json

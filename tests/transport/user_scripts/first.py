@@ -1,4 +1,4 @@
-"""What somebody writes first: who am I, a sum, something sent to the next rank and received from the last."""
+"""Somebody's first script: who am I, a sum, something sent to the next rank and received from the last."""
 
 import json
 import sys

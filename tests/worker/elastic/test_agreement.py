@@ -1,4 +1,4 @@
-"""Whoever leaves, and whenever: no two members apply other sums of a step, and those that may go on do."""
+"""No matter who leaves, and when: no two members apply other sums of a step, and those that may go on do."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_ranks_join_and_leave_and_each_sum_is_of_all_microbatches() -> None:
 
 
 def test_of_a_generation_that_nobody_knows_some_messages_are_kept_and_no_more() -> None:
-    """What is kept is bounded by bytes, of each rank by itself."""
+    """A bound in bytes limits the messages that are kept, for each rank by itself."""
     agreement = Agreement(0, Generation(0, (0, 1, 2), {0: (0, 8)}), 8, lambda: OwnWork(0, None), pipelines={})
     digests = dict.fromkeys(range(100), "0" * 32)
     vote = Vote(7, 3, digests)

@@ -1,4 +1,4 @@
-"""Who makes what is missing, and which silence counts as a lost line."""
+"""The ranks that make what is missing, and the silence that counts as a lost line."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_what_a_rank_says_last_arrives_though_it_leaves_at_once(groups: list[Any
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_line_on_which_nobody_listens_any_more_is_lost(groups: list[Any]) -> None:
-    """Whatever has ended that: else all would wait for that rank for ever."""
+    """The cause makes no difference: else all would wait for that rank for ever."""
     is_lost = threading.Event()
 
     def fail(*_: Any) -> None:

@@ -4,8 +4,8 @@ Run in the project's folder, with a Python that has torch, trl, transformers and
 
     python -m tests.workload.datasets.make_trl_samples
 
-Of each kind the first samples are kept as they are, of the others a digest. What the assistant says is told
-to TRL by templates with ``{% generation %}`` marks, which render the same.
+Of each kind the first samples are kept as they are, of the others a digest. Templates with
+``{% generation %}`` marks, which render the same, tell TRL what the assistant says.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def summary(samples: list[tuple[list[int], list[bool]]]) -> dict[str, Any]:
-    """What is kept of samples; the first token is no target, whatever TRL calls it: nothing predicts it."""
+    """A summary of samples; the first token is no target, whatever TRL calls it: nothing predicts it."""
     lines = [[ids, "".join(".x"[one] for one in [False, *learnt[1:]])] for ids, learnt in samples]
     text = json.dumps(lines, separators=(",", ":"))
     return {

@@ -89,7 +89,7 @@ def test_a_bad_record_is_named_by_file_and_line(tmp_path: Path, name: str, place
 
 
 def look(folder: Path, data: Path, choices: RecordChoices | None = None, context: int = 48) -> Survey:
-    """What the launcher tells of the data, without the model."""
+    """The launcher's survey of the data, without the model."""
     options = find_record_options(data, choices or RecordChoices())
     maker = SampleMaker(folder, context, VOCABULARY, train_on_inputs=options.train_on_inputs)
     return survey_records(BlockReader(open_records(data), options, maker))

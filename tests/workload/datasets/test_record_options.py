@@ -1,4 +1,4 @@
-"""What ``--data`` with records means beside its options, and what a plan made for it is recognised by."""
+"""The meaning of ``--data`` with records beside its options, and what a plan made for it is recognised by."""
 
 from __future__ import annotations
 

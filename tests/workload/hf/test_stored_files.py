@@ -1,4 +1,4 @@
-"""What lies beside a config.json: a tokenizer and weights; and what comes out again."""
+"""The files beside a config.json: a tokenizer and weights; and what comes out again."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ EXPORTED = ["gpt2", "bert-classes", "gemma2", "gemma3", "mixtral", "phi3", "qwen
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_trained_weights_under_the_librarys_names(name: str, tmp_path: Path) -> None:
-    """What a run writes, by layer → a folder that ``from_pretrained`` reads, with the same scores."""
+    """A run's weights, by layer → a folder that ``from_pretrained`` reads, with the same scores."""
     import transformers
 
     folder = hub_folders.write(tmp_path / "m", {**hub_folders.CONFIGS[name], "tie_word_embeddings": True})
