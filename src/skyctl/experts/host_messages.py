@@ -1,4 +1,4 @@
-"""What a trunk rank and an expert host say to each other: frozen records, checked where they arrive.
+"""The messages between a trunk rank and an expert host: frozen records, checked where they arrive.
 
 An expert is named by its workload layer, and its number among all experts that the layer holds. Each request
 has a ``call``, a number of its own, which the answer repeats. A host answers a rank's requests in their
@@ -115,7 +115,7 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Result:
-    """What a ``Forward`` or ``Backward`` asked for, with one tensor of the shape and dtype that came."""
+    """The answer to a ``Forward`` or ``Backward``, with one tensor of the shape and dtype that came."""
 
     kind: ClassVar[str] = "result"
     call: CallNumber

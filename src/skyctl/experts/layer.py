@@ -129,7 +129,7 @@ class Experts(RoutedExperts):
 
 
 def expert_answer(expert: nn.Module, number: int, tokens: Tensor) -> Tensor:
-    """What an expert gives for tokens [tokens, features].
+    """The expert's answer to tokens [tokens, features].
 
     Args:
         number: what to call it in an error.

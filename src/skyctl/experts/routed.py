@@ -1,4 +1,4 @@
-"""What layers of experts have in common: who lives, and how tokens reach experts that are elsewhere."""
+"""The common parts of layers of experts: which experts live, and how tokens reach those elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a run's experts is not said by its plan: masks, calls that failed, experts that moved. Pure.
+"""The record of a run's experts, beyond its plan: masks, calls that failed, experts that moved. Pure.
 
 With the record of each of its ranks a run is made again as it was, to the same losses.
 """
