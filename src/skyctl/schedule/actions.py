@@ -1,4 +1,4 @@
-"""What each device does, in which order: the simulator and the worker execute the same actions.
+"""The actions of each device, in their order: the simulator and the worker execute the same ones.
 
 A schedule is a static order of forwards and backwards per stage. All of them follow one rule with different
 numbers of microbatches in flight: ``in_flight − 1`` forwards, then forward and backward in turn, then the
@@ -62,7 +62,7 @@ def least_in_flight(schedule: str, stage: int, stages: int, microbatches: int) -
 def check_in_flight(
     schedule: str, numbers: Sequence[int], microbatches: int, deferred_weights: Sequence[int] | None = None
 ) -> str | None:
-    """What is wrong with a plan's in-flight numbers and deferred weights (one each per stage), or None.
+    """Returns the fault in a plan's in-flight numbers and deferred weights (one each per stage), or None.
 
     In-flight numbers must not grow along the pipeline: a stage that waits for more forwards than the previous
     one starts without a backward would wait for ever.

@@ -14,8 +14,8 @@ from fractions import Fraction
 def proportional_shares(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
     """Shares of ``total`` units in proportion to speeds, at least 1 each, by the largest remainder.
 
-    Who would get less than 1 gets 1, and the others share what is left. Of equal remainders the lowest
-    index goes first. Computed in fractions, so every machine gets the same shares.
+    An index that would get less than 1 gets 1, and the others share what is left. Of equal remainders the
+    lowest index goes first. Computed in fractions, so every machine gets the same shares.
 
     Args:
         total: units to share, one or more for each.

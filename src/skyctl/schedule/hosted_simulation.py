@@ -18,7 +18,10 @@ from skyctl.schedule.simulation_input import SimulationInput
 
 @dataclass(frozen=True)
 class HostAsk:
-    """What a stage asks of a host at once. ``way_s``: seconds there and back; ``busy_s``: the host's own."""
+    """The work that a stage asks of a host at once.
+
+    ``way_s``: seconds there and back; ``busy_s``: the host's own.
+    """
 
     host: int
     busy_s: float
@@ -40,7 +43,7 @@ class HostedPass:
 
 @dataclass(frozen=True)
 class HostedStage:
-    """What a stage computes, and asks of hosts, in its forward and in its backward of a microbatch."""
+    """The work of a stage, and its asks of hosts, in its forward and in its backward of a microbatch."""
 
     forward: HostedPass
     backward: HostedPass

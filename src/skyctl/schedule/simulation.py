@@ -157,7 +157,7 @@ def last_backward_ends(
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """What is simulated, for any number of microbatches from its numbers in flight on."""
+    """The pipeline that is simulated, for any number of microbatches from its numbers in flight on."""
 
     schedule: str
     in_flight: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What the simulator is given for one plan, so that it can be simulated again with other times."""
+"""The simulator's input for one plan, so that the plan can be simulated again with other times."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _COMPUTED, _ARRIVED, _APPLIED, _PULLED = range(4)
 
 @dataclass(frozen=True)
 class WorkerTimes:
-    """What one worker's clocks take.
+    """The times that one worker's clocks take.
 
     Attributes:
         compute_s: seconds of each clock's forwards and backwards, in their order.
