@@ -11,7 +11,7 @@ from pathlib import Path
 from skyctl.errors import RunError
 
 SECRET_FILE, SECRET_DESCRIPTOR = "SKYCTL_SECRET_FILE", "SKYCTL_SECRET_FD"
-"""Where the environment says that the secret is: a file that its owner alone can read, or a descriptor."""
+"""The variables that say where the secret is: a file that its owner alone can read, or a descriptor."""
 LEAST_SECRET_BYTES = 16
 
 

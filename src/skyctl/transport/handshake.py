@@ -1,4 +1,4 @@
-"""Who may join: the two ends of a connection prove to each other that they know one secret. No torch.
+"""Admission to a connection: its two ends prove to each other that they know one secret. No torch.
 
 ::
 
@@ -15,8 +15,8 @@ Strangers are refused one by one. Of those that stall only so many are kept, in 
 the oldest goes that has not said hello. The right peer says it with its first packet, so a crowd of them does
 not keep it out, however far away it is.
 
-Whoever can change what passes on the wire can take over a connection after its proof: against that there is
-only TLS (``tls_identity``), which is bound to the proof.
+Anybody who can change what passes on the wire can take over a connection after its proof. Against that there
+is only TLS (``tls_identity``), which is bound to the proof.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ LogLine = Callable[[str], None]
 
 
 class AuthenticationError(ConnectionError):
-    """What answers there does not know the run's secret."""
+    """The process that answers there does not know the run's secret."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is let in: one that knows the secret, and comes for that purpose."""
+    """The other end that is let in: it knows the secret, and comes for that purpose."""
 
     secret: str = field(repr=False)
     purpose: str

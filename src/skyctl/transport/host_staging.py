@@ -55,7 +55,7 @@ class CopyStreams(Protocol):
         """Queues the copy to the device likewise."""
 
     def consume(self, event: StreamEvent) -> None:
-        """What is queued on the current stream from now on waits for the event; the host does not."""
+        """Makes all that is queued on the current stream from now on wait for the event, but not the host."""
 
 
 class AcceleratorCopyStreams:

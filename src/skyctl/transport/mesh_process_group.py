@@ -148,7 +148,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
         return group
 
     def shutdown(self) -> None:
-        """What ``dist.destroy_process_group`` calls: what was sent still arrives."""
+        """Closes the group, for ``dist.destroy_process_group``: what was sent still arrives."""
         self.close(graceful=True)
         self._calls.put(None)
         if self._thread is not threading.current_thread():
@@ -159,7 +159,7 @@ class MeshProcessGroup(SkyctlProcessGroup):
     supports_reconfigure = True
 
     def get_reconfigure_handle(self) -> str:
-        """Where this member listens from now on, and which one it is: others need it to ``reconfigure``.
+        """The handle that others need to ``reconfigure``: which member this is, and where it now listens.
 
         Raises:
             RunError: there is no secret, or no address to listen on, or the group is closed.
@@ -179,8 +179,8 @@ class MeshProcessGroup(SkyctlProcessGroup):
     def reconfigure(self, opts: Any) -> CollectiveWork:
         """Makes the members with these handles the group's, and this one's rank its handle's place.
 
-        All of them call it, with the same number and handles. What is under way ends at once, and fails.
-        ``rank`` and ``size`` are the new ones once the work is done. Where it fails, all connections are
+        All of them call it, with the same number and handles. All work under way ends at once, and
+        fails. ``rank`` and ``size`` are the new ones once the work is done. If it fails, all connections are
         closed, and it may be called again with another number; so it may be after ``abort``.
 
         Args:
@@ -433,7 +433,7 @@ def _own_address(environment: Mapping[str, str], interface: str | None = None) -
 
 
 def _read_handle(handle: str, rank: int) -> tuple[str, int]:
-    """Where the member listens that a handle is of."""
+    """The host and port at which the member listens that a handle is of."""
     return read_listening(handle.partition("/")[0].encode(), rank)
 
 

@@ -112,8 +112,8 @@ class MessageTransport(ABC):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is started within it leaves at its end: short messages in one system call, which wakes the
-        other end once."""
+        """Holds what is started within it until its end: short messages leave in one system call, which wakes
+        the other end once."""
         self._is_held = True
         try:
             yield
@@ -171,7 +171,7 @@ class MessageTransport(ABC):
         return self._sendable[0].nbytes if self._sendable else 0
 
     def _take_outgoing(self) -> tuple[bytearray, Transfer | None]:
-        """What is to be written next, under the lock: the frames so far, and the message behind them."""
+        """Takes what is to be sent next, under the lock: the frames so far, and the message behind them."""
         head, self._control_frames = self._control_frames, bytearray()
         work = self._sendable.popleft() if self._sendable else None
         if work is not None:
@@ -179,7 +179,7 @@ class MessageTransport(ABC):
         return head, work
 
     def _take_frame(self, frame: memoryview) -> Transfer | None:
-        """What a frame that has arrived whole announces: the receive whose payload follows, or None.
+        """Takes a frame that has arrived whole; returns the receive whose payload follows, or None.
 
         Raises:
             UnexpectedFrameError: the other end may not send that.

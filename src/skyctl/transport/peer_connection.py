@@ -59,8 +59,8 @@ FIRST_TAG = 16
 SETUP_TIMEOUT_S = 60.0
 """From an authenticated socket to a connection that carries tensors."""
 CLOSE_TIMEOUT_S = 10.0
-"""For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and
-one that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
+"""For the last message of a graceful close. All that was sent has arrived by then, whatever the peer is at;
+and one that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
 LEAST_SETUP_S = 1.0
 """For that, where the time for connecting is nearly over."""
 PURPOSE = "pair"
@@ -243,7 +243,7 @@ class PeerConnection:
         return self._start(tensor, tag, sending=False)
 
     def together(self) -> AbstractContextManager[None]:
-        """What is sent and received within it is started together, at its end (``MessageTransport``)."""
+        """Starts all that is sent and received within it together, at its end (``MessageTransport``)."""
         return nullcontext() if self._transport is None else self._transport.together()
 
     def interrupt(self) -> None:

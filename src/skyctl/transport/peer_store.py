@@ -25,7 +25,7 @@ _KEY_VALUE_LENGTHS = struct.Struct(">II")
 
 
 class PeerStore(_c10d.Store):  # type: ignore[misc]
-    """What both ends have set, as a torch ``Store``.
+    """The keys and values that both ends have set, as a torch ``Store``.
 
     Args:
         transport: stays the caller's to close.

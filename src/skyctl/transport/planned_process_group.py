@@ -57,7 +57,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class PairOptions:
-    """What a rank is told of its peers: the ``pg_options`` of ``init_process_group("skyctl", …)``.
+    """All that a rank is told of its peers: the ``pg_options`` of ``init_process_group("skyctl", …)``.
 
     Attributes:
         hosts: by rank, the address at which each peer's machine is reached.
@@ -127,7 +127,7 @@ class PlannedProcessGroup(dist.ProcessGroup):
         """Ends what is under way with that peer, at once."""
 
     def shutdown(self) -> None:
-        """What ``dist.destroy_process_group`` calls."""
+        """Closes the group, for ``dist.destroy_process_group``."""
         self.close()
 
     def abort(self) -> None:

@@ -2,7 +2,7 @@
 
 Only ranks that the options name as peers ever connect (``peer_connection``); tensors of any device go over
 them, in the clear or under TLS. The lower rank of a pair listens and says in the store where, the higher one
-connects; nothing needs the store afterwards. Where listeners stay, ranks may ``reconnect``: all of those that
+connects; nothing needs the store afterwards. If listeners stay, ranks may ``reconnect``: all of those that
 go on, or a few. Each time has a number that both ends prove, so who comes with an earlier one is refused.
 """
 
@@ -44,7 +44,7 @@ from skyctl.transport.work import Work
 CONNECT_TIMEOUT_S = 60.0
 """For a connection to a peer that listens already."""
 _INTERRUPT_INTERVAL_S = 0.1
-"""Whoever waits for a peer looks up so often whether another thread has ended that."""
+"""A thread that waits for a peer looks up so often whether another thread has ended that."""
 
 
 class SkyctlProcessGroup(PlannedProcessGroup):
@@ -199,7 +199,7 @@ class SkyctlProcessGroup(PlannedProcessGroup):
     ) -> None:
         """Connects to these peers at the same time: to the lower ranks, and from the higher ones.
 
-        Where it raises, all connections and threads have ended.
+        If it raises, all connections and threads have ended.
 
         Args:
             locate: where a lower rank listens.
@@ -276,7 +276,7 @@ class SkyctlProcessGroup(PlannedProcessGroup):
         return self._pair(src).recv(tensors[0], FIRST_TAG + tag)
 
     def together(self, peer: int) -> AbstractContextManager[None]:
-        """What is exchanged with that peer within it is started together, at its end."""
+        """Starts all that is exchanged with that peer within it together, at its end."""
         return self._pair(peer).together()
 
     def close(self, *, graceful: bool = False) -> None:
@@ -327,7 +327,7 @@ def read_address(address: bytes, peer: int) -> str:
 
 
 def read_listening(message: bytes, peer: int) -> tuple[str, int]:
-    """Where a peer says that it listens."""
+    """The host and port at which a peer says that it listens."""
     try:
         host, port = message.decode().split(":")
         host = str(IPv4Address(host))

@@ -56,7 +56,7 @@ class SocketTransport(MessageTransport):
             thread.start()
 
     def _wake(self) -> None:
-        """What is short goes at once where nobody writes; the writer does the rest."""
+        """Sends at once what is short, where nobody writes; the writer does the rest."""
         while self._may_write_here():
             self._take_next()
             with suppress(OSError):  # its buffer is full, or the writer will meet the error

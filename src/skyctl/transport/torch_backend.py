@@ -1,6 +1,6 @@
 """Makes ``skyctl`` known to torch.distributed as the name of a backend, and a process one of its ranks.
 
-Where skyctl is installed, ``import torch`` calls ``register`` (the entry point ``torch.backends``); on nodes,
+If skyctl is installed, ``import torch`` calls ``register`` (the entry point ``torch.backends``); on nodes,
 whose skyctl has been sent there, ranks call it themselves. It imports next to nothing: a group's parts come
 when a group is made.
 """

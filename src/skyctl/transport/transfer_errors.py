@@ -1,7 +1,7 @@
 """How a transfer between two ranks can fail, whatever carries it: a socket, TLS, NCCL or a host buffer.
 
 NCCL raises a plain RuntimeError for everything, so only its text tells what happened; that text is read here
-and nowhere else. What skyctl carries itself raises the right type at once.
+and nowhere else. A transfer that skyctl carries itself raises the right type at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_TEXT = "imed out"
 
 
 class PeerError(RunError):
-    """What is wrong with the other end; ``peer_rank``: who that is (None: no rank)."""
+    """A fault of the other end; ``peer_rank``: who that is (None: no rank)."""
 
     def __init__(
         self, message: str, *, peer_rank: int | None, hint: str | None = None, log: str | None = None

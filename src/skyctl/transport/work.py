@@ -10,7 +10,7 @@ NO_TIMEOUT = timedelta(0)
 
 
 class Work(Protocol):
-    """What ranks need of a ``dist.Work``.
+    """The part of a ``dist.Work`` that ranks need.
 
     Ours are no subclass of torch's, whose objects take the lock of Python's threads to be freed: under TLS a
     message of 64 bytes took a quarter longer.
