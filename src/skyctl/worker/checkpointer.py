@@ -26,7 +26,7 @@ from skyctl.workload.mixed_precision import master_of
 
 @dataclass(frozen=True)
 class ShardOrigin:
-    """What all shards of this rank say of themselves: run, layers [start, stop), workload.
+    """The entries that all shards of this rank have in common: run, layers [start, stop), workload.
 
     Attributes:
         names: the names of all the model's layers.
@@ -45,7 +45,7 @@ class ShardOrigin:
     own_names: bool = False
 
     def stamp(self, step: int, layer: int) -> ShardStamp:
-        """What the shard of one layer after ``step`` steps says of itself."""
+        """The stamp that the shard of one layer has after ``step`` steps."""
         return ShardStamp(
             run_id=self.run_id,
             step=step,
@@ -96,7 +96,7 @@ class Checkpointer:
         """Writes the shards after ``done`` steps and their manifest, then prunes; returns the event to send.
 
         One that is ``best`` (its validation loss is) stays until a better one and yet another checkpoint are
-        written here: all ranks have written the better one by then. Where the disk is full the event has an
+        written here: all ranks have written the better one by then. If the disk is full the event has an
         ``error`` and nothing is left of that step: the run continues.
 
         Raises:
@@ -209,7 +209,7 @@ def restore_stage(order: RankOrder, state: StageState, origin: ShardOrigin) -> i
 def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: LayeredModel) -> str:
     """Writes the layers' trained weights, keyed ``<layer index>.<name>``; returns the path.
 
-    Where ``own_names`` is in the metadata the launcher drops the index: names are those in the whole model.
+    If ``own_names`` is in the metadata the launcher drops the index: names are those in the whole model.
 
     In mixed precision these are the float32 masters. State that is no tensor (a module's extra state) is left
     out, and so are frozen weights beside adapters.

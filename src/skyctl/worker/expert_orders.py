@@ -30,7 +30,7 @@ LEAST_WAIT_S = 1.0
 
 
 def handshake_purpose(run_id: str, node: str) -> str:
-    """What both ends prove that they mean (``transport.handshake``): the run, and the node of the host."""
+    """The purpose that both ends prove (``transport.handshake``): the run, and the node of the host."""
     return f"experts {run_id} of {node}"
 
 

@@ -21,7 +21,7 @@ HEARTBEAT_S = 3.0
 
 
 class LauncherLink:
-    """What every rank says and is told; heartbeats from the start until ``close``.
+    """The exchange of every rank with the launcher; heartbeats from the start until ``close``.
 
     Args:
         progress: what the rank is at.

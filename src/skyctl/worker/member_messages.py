@@ -26,7 +26,7 @@ Digests = Mapping[int, Digest]
 
 @dataclass(frozen=True)
 class Generation:
-    """Who makes steps together.
+    """The ranks that make steps together.
 
     Attributes:
         number: generations are numbered from 0.
@@ -64,7 +64,7 @@ class Generation:
         return self.members[0]
 
     def fault(self, pipelines: Mapping[int, int], microbatches: int) -> str | None:
-        """What is wrong with it, as it comes from another rank; None: nothing.
+        """The fault of the generation, as it comes from another rank; None: there is none.
 
         Args:
             pipelines: by rank, the first rank of its pipeline; of all that there may be.
@@ -88,7 +88,7 @@ class Generation:
 
 
 def shares_fault(shares: Iterable[IndexRange], microbatches: int) -> str | None:
-    """What is wrong with ranges that share out a step's microbatches; None: nothing, each is in one."""
+    """The fault of ranges that share out a step's microbatches; None: there is none, each is in one."""
     end = 0
     for first, stop in sorted(shares):
         if first > stop or (first < stop and first != end):

@@ -54,7 +54,7 @@ class Peer:
         return work
 
     def together(self) -> AbstractContextManager[None]:
-        """What is exchanged within it is started together, at its end, where the backend can."""
+        """Starts all that is exchanged within it together, at its end, where the backend can."""
         together = getattr(self._group, "together", None)
         return nullcontext() if together is None else together(self.rank)
 

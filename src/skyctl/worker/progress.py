@@ -1,4 +1,4 @@
-"""What a rank is at, for its errors and for its signs of life."""
+"""The phase that a rank is in, for its errors and for its signs of life."""
 
 from __future__ import annotations
 

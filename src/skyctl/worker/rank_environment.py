@@ -48,7 +48,7 @@ def use_device(name: str) -> torch.device:
 
 
 def find_environment(device: str) -> EnvironmentEvent:
-    """What a rank finds for that device (``cpu:0``, ``cuda:1``), told before it builds anything."""
+    """The environment of a rank for that device (``cpu:0``, ``cuda:1``), told before it builds anything."""
     quota, cpus = read_limits().quota, float(host.usable_cpus())
     environment: dict[str, Any] = {
         "device_name": None,

@@ -1,4 +1,4 @@
-"""What a rank reports of an exception that ends it: its first cause, and the phase it happened in."""
+"""The report on an exception that ends a rank: its first cause, and the phase it happened in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _CPU_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")
 
 
 def find_dead_worker(exc: BaseException) -> BaseException | None:
-    """What torch raises, wherever this process just is, when a DataLoader's worker dies; None: not that."""
+    """Finds the error that torch raises when a DataLoader's worker dies; None: not that.
+
+    Torch raises it wherever this process just is.
+    """
     error: BaseException | None = exc
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # who raises one again may have closed a circle

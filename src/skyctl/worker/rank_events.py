@@ -1,4 +1,4 @@
-"""What a rank tells the launcher: one frozen record for each kind of event, read by ``agent.task_events``.
+"""The events that a rank tells the launcher: one frozen record for each kind, read by ``agent.task_events``.
 
 In this order: its environment, before it builds anything; what it stores for other ranks, and waits for from
 them; that it is ready; then for every step one ``StepEvent``, validations and checkpoints between them, and
@@ -39,7 +39,7 @@ Numel = Annotated[int, Within(0, 1 << 40)]
 
 @dataclass(frozen=True)
 class EnvironmentEvent:
-    """What the rank found where it was sent, for the launcher to compare with what its plan was made for.
+    """The rank's findings where it was sent, for the launcher to compare with what its plan was made for.
 
     ``device_name``: None where the device is not there or can't be used; ``devices`` are those that are, and
     its memory is then None too. ``memory_bytes``: free now. ``memory_scope``: names the memory that several
@@ -144,7 +144,7 @@ class HeartbeatEvent:
 
 @dataclass(frozen=True)
 class BatchSketch:
-    """What one end of the pipeline says of its batch, to be compared with the other end's.
+    """The sketch that one end of the pipeline makes of its batch, to be compared with the other end's.
 
     ``epoch``, ``index``: where in the epochs of data() it comes from, counted from 0; None for built-in data.
     ``length``: batches of an epoch, where data() says so. ``finite_inputs``, ``finite_targets``: nothing in
@@ -181,7 +181,7 @@ class StepEvent:
     stage that trains nothing. ``validates``: a validation follows on this rank's pipeline. ``samples``: of
     its pipeline's microbatches. ``ahead``: with a parameter server, by how many steps it was ahead of the
     slowest worker when it might go on. ``batch``: at both ends of the pipeline;
-    ``validation_batch``: with the first step, of the first held-out batch. Where a step is a round,
+    ``validation_batch``: with the first step, of the first held-out batch. If a step is a round,
     ``local_steps``: those made in it; ``samples``: that count in the average; ``own_loss``: on the last
     stage, the mean loss of its pipeline's local steps, which ``loss`` has the part of the whole of.
     """

@@ -73,7 +73,7 @@ class AdmitRequest:
 
 @dataclass(frozen=True)
 class WitnessRequest:
-    """What the witness answers to a rank that has asked: one of these."""
+    """The answer of the witness to a rank that has asked: one of these."""
 
     kind: ClassVar[str] = "witness"
     promise: Promise | None = None

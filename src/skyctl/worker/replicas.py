@@ -69,7 +69,7 @@ def replicas() -> dist.ProcessGroup:
     same order, as with any group. It is of the backend ``skyctl`` and connects each replica with each,
     whatever carries the run's own tensors.
 
-    Where the plan has one pipeline, and outside a run (``probe``, ``plan``, ``check``), it has one rank. In a
+    If the plan has one pipeline, and outside a run (``probe``, ``plan``, ``check``), it has one rank. In a
     script that is none of skyctl's, it is the group of all ranks.
 
     Raises:

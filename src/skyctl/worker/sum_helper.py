@@ -153,7 +153,7 @@ class HelperRank:
     def _help(self, helper: SumHelper) -> int:
         """Every step of the run, until all agree to end; how many of the run's steps are done.
 
-        What is agreed on in the sum of a step that does not settle, replicas know after the next step.
+        If a step does not settle, replicas know after the next step what is agreed on in its sum.
         """
         steps, every = self._order.steps, self._order.figures_every
         delay = UpdateDelay.from_order(self._order.sync, steps, every)

@@ -350,7 +350,7 @@ class Trainer:
         stages: StageGroup,
         ties: StageTies,
     ) -> StageUpdate:
-        """What updates this stage's weights once its gradients are all there."""
+        """Returns the update of this stage's weights, for when its gradients are all there."""
         timer = DeviceTimer(
             self._order.slowdown,
             single_thread=torch.get_num_threads() == 1,
@@ -475,7 +475,7 @@ class Trainer:
         )
 
     def _make_maker(self, executor: Executor, update: StageUpdate, first_step: int) -> StepMaker:
-        """What makes the run's steps, or rounds."""
+        """Returns the maker of the run's steps, or rounds."""
         if isinstance(executor.rule, ElasticSteps):
             executor.rule.attach(executor, self._batches, self._seeder, self._best)
             return executor.rule

@@ -27,7 +27,7 @@ from skyctl.workload.recipe import Recipe
 
 
 class BatchReader(Protocol):
-    """What gives batches: ``Prefetcher``, ``elastic_steps.ElasticBatches``."""
+    """A source of batches: ``Prefetcher``, ``elastic_steps.ElasticBatches``."""
 
     def get(self) -> tuple[Any, Any]:
         """The next one, as (inputs, targets)."""
@@ -37,7 +37,7 @@ class BatchReader(Protocol):
 
 
 class StepMaker(Protocol):
-    """What makes a run's steps, or rounds: ``Executor``, ``local_rounds.LocalRounds``."""
+    """The maker of a run's steps, or rounds: ``Executor``, ``local_rounds.LocalRounds``."""
 
     def step(
         self,

@@ -60,9 +60,9 @@ class RankBatches:
         return self._compares_ends and self._order.pipeline == 0
 
     def sketcher(self, first_step: int) -> BatchSketcher:
-        """What reads this pipeline's samples of each batch, and sketches them, from that step or round on.
+        """The reader and sketcher of this pipeline's samples of each batch, from that step or round on.
 
-        Where the workload can only read whole batches, they are cut here, and sketched whole.
+        If the workload can only read whole batches, they are cut here, and sketched whole.
         """
         position = EpochPosition()
         if self._rounds is not None:

@@ -53,7 +53,7 @@ _CAUSES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class ComparedCut:
-    """What came of it.
+    """The outcome of the comparison.
 
     Attributes:
         verdict: ``SAME``, ``UNREPEATABLE`` (plain torch gives other numbers each time, so that nothing can

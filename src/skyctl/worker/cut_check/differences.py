@@ -1,4 +1,4 @@
-"""What of two trials differs by more than rounding, in the order in which a difference would come about."""
+"""The differences of two trials beyond rounding, in the order in which they would come about."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 _FAR = 1e-4
-"""What each module gives is compared by its norm, which rounding changes by less."""
+"""The output of each module is compared by its norm, which rounding changes by less."""
 
 
 class ModuleOutputs:

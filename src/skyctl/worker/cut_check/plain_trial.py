@@ -19,7 +19,7 @@ from skyctl.workload.workload import Workload
 
 @dataclass(frozen=True)
 class PlainModel:
-    """What model() gives, made anew.
+    """The model that model() gives, made anew.
 
     Attributes:
         modules: with the prefix of their names in the whole model's weights.
@@ -35,7 +35,7 @@ class PlainModel:
     def make(cls, workload: Workload, seed: int) -> PlainModel:
         """Calls model() under a seed.
 
-        Where there is no user's model() (built in, ``hf:``), the layers in one process are the model.
+        If there is no user's model() (built in, ``hf:``), the layers in one process are the model.
         """
         make, ordinary = workload.model.make, workload.model.ordinary
         with seeded_generators(seed, "plain model"):

@@ -23,7 +23,7 @@ STEPS, MICROBATCHES = 2, 2
 
 @dataclass
 class Trial:
-    """What two steps came to.
+    """The results of two steps.
 
     Attributes:
         outputs: the model's, by step and microbatch (four in all), each its tensors.

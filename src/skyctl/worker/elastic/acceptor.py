@@ -8,7 +8,7 @@ NO_BALLOT: Ballot = (0, 0)
 
 
 class Acceptor:
-    """What one acceptor has promised and accepted, for the generation that follows number ``number``."""
+    """The promises and acceptances of one acceptor, for the generation that follows number ``number``."""
 
     def __init__(self) -> None:
         self.number = -1

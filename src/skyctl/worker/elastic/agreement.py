@@ -344,7 +344,7 @@ class Agreement:
     def _live(self) -> frozenset[int]:
         """The members that would be left: as few as can be leave, so that all others reach each other.
 
-        Where this rank reaches none of them, it goes by those that it does reach.
+        If this rank reaches none of them, it goes by those that it does reach.
         """
         members = set(self.generation.members)
         live = self._without_edges(members)
@@ -427,7 +427,7 @@ class Agreement:
                 self._send(voter, accept)
 
     def _proposal(self, attempt: _Round) -> Generation | None:
-        """What was accepted already, by the highest ballot; else what follows from the promises.
+        """The generation accepted already, by the highest ballot; else what follows from the promises.
 
         None: nobody who has weights is left.
         """

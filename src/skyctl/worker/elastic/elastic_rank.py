@@ -72,7 +72,7 @@ class ElasticRank:
         self._listener = threading.Thread(target=self._hear_launcher, daemon=True, name="hears the launcher")
 
     def make_rule(self, update: StageUpdate, sync: GradientSync) -> ElasticSteps:
-        """What sums and updates.
+        """Makes the rule that sums and updates.
 
         Raises:
             WorkloadError: a norm has running figures, which ranks average outside of steps.

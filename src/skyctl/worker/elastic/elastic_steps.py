@@ -1,6 +1,6 @@
 """Steps that survive the ranks that leave in them: the others make their microbatches, and sum again.
 
-What a rank computes of a step stays until the step's sum takes effect: copies are summed
+All that a rank computes of a step stays until the step's sum takes effect: copies are summed
 (``KeptGradients``), and a sum that can't end is made again, among those that are left, from what they have
 and from the microbatches of those that are gone. Nothing is rolled back. With ``fixed32`` the sum has the
 bits that it would have had.
@@ -41,8 +41,8 @@ from skyctl.worker.updates.step_report import StepReport
 from skyctl.worker.updates.update_rules import EachStep
 
 SHARED = struct.Struct("<ddQ")
-"""What a rank shares beside the sum, as others need it if that rank is lost: its part of the step's loss, and
-the lowest validation loss with the steps that were done then (0: none)."""
+"""The values that a rank shares beside the sum, as others need them if that rank is lost: its part of the
+step's loss, and the lowest validation loss with the steps that were done then (0: none)."""
 RECONNECT_S = 3600.0
 """For members to come to a sum that is made again; their signs of life say earlier if they don't."""
 NO_SHARE: IndexRange = (0, 0)
@@ -51,7 +51,7 @@ _KEPT_PACES = 16
 
 
 class ReconnectingGroup(Protocol):
-    """What is needed of ``SkyctlProcessGroup``."""
+    """The part of ``SkyctlProcessGroup`` that is needed."""
 
     def reconnect(self, uuid: int, peers: Sequence[int], timeout_s: float) -> None: ...
     def abort(self) -> None: ...
@@ -164,12 +164,12 @@ class ElasticSteps(EachStep):
         self._paces: deque[float] = deque(maxlen=_KEPT_PACES)
 
     def attach(self, executor: Executor, batches: RankBatches, seeder: LayerSeeder, best: BestSoFar) -> None:
-        """What makes microbatches, before the first step; ``best``: is told of others' validations."""
+        """Takes what makes microbatches, before the first step; ``best``: is told of others' validations."""
         self._executor, self._rank_batches, self._seeder = executor, batches, seeder
         self._best = best
 
     def read(self, first: Prefetcher) -> ElasticBatches:
-        """What reads batches, whatever the share is; ``first``: that with which this rank begins."""
+        """Makes the reader of batches, whatever the share is; ``first``: that with which this rank begins."""
         self._batches = ElasticBatches(self._rank_batches, self._share, first)
         return self._batches
 
@@ -365,7 +365,7 @@ class ElasticSteps(EachStep):
 
 
 def interrupt_in_thread(connections: SumConnections) -> Callable[[int], None]:
-    """What ends sums of a generation, without making its caller wait."""
+    """Returns a function that ends sums of a generation, without making its caller wait."""
 
     def interrupt(number: int) -> None:
         threading.Thread(target=connections.give_up, args=(number,), daemon=True, name="ends sums").start()

@@ -2,8 +2,8 @@
 
 Each holder gives some of the layers, as the shards that checkpoints are made of (``checkpoint.node.shards``),
 over its line to the new member. They are of the first step of the generation that has the new member: no
-later one takes effect before its vote, so weights stay as they are meanwhile. What ranks share for their sums
-comes from the first holder.
+later one takes effect before its vote, so weights stay as they are meanwhile. The state that ranks share
+for their sums comes from the first holder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank's lines to all other members: messages both ways, and signs of life that say who is there.
 
-A line is lost where its connection ends, or where nothing has come over it for longer than is usual. What is
-usual is measured: the median of the gaps between signs of life, and their spread; and a step's time on top,
-since to wait for so long costs no more than to go on without that rank. A process that ends ends its
+A line is lost where its connection ends, or where nothing has come over it for longer than is usual. The
+usual time is measured: the median of the gaps between signs of life, and their spread; and a step's time on
+top, since to wait for so long costs no more than to go on without that rank. A process that ends ends its
 connection, so only one that stands still or is cut off is found by its silence.
 """
 

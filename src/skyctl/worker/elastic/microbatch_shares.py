@@ -1,4 +1,4 @@
-"""Who makes which microbatches once somebody has left: all are to finish together. Pure."""
+"""The shares of microbatches by rank once somebody has left: all are to finish together. Pure."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class QuorumWitness:
         self._acceptor = Acceptor()
 
     def answer(self, asked: WitnessAskedEvent) -> WitnessRequest:
-        """What the rank that has asked is told."""
+        """The answer to the rank that has asked."""
         acceptor = self._acceptor
         if (prepare := asked.prepare) is not None:
             if acceptor.prepare(prepare.number, prepare.ballot):

@@ -1,4 +1,4 @@
-"""What can't be done right with experts on hosts, refused before anything is built or connected."""
+"""Refuses what can't be done right with experts on hosts, before anything is built or connected."""
 
 from __future__ import annotations
 

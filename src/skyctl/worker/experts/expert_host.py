@@ -138,7 +138,7 @@ class ExpertHost:
         return sender != rank
 
     def _call_off(self, rank: int) -> None:
-        """What the rank has not sent by now does not come."""
+        """Waits no longer for experts that the rank has not sent by now."""
         self._coming = {key: coming for key, coming in self._coming.items() if coming[0] != rank}
 
     def _go_on(self) -> None:

@@ -26,8 +26,8 @@ def moves_that_pay(
     """By expert of a layer that has to move, its new host.
 
     From the slowest host, one expert after the other goes where the slowest is fastest then. As many of these
-    moves are made as gain most over the steps left, the bytes on both lines paid. What chance alone may
-    have brought about gains nothing.
+    moves are made as gain most over the steps left, the bytes on both lines paid. A difference that
+    chance alone may have brought about gains nothing.
 
     Args:
         counts: by expert, the tokens that it was sent in some steps.
@@ -77,7 +77,7 @@ def moves_that_pay(
 
 
 class ExpertLoads:
-    """What was sent so far.
+    """The tokens that were sent so far.
 
     Attributes:
         by_expert: the tokens of each.

@@ -1,4 +1,4 @@
-"""What a rank's optimizer has of fused experts: by expert while hosts hold these, and together again."""
+"""A rank's optimizer states of fused experts: by expert while hosts hold these, and together again."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class LayerExperts:
 
 
 def expert_stamp(workload: Workload, key: ExpertKey, step: int) -> ShardStamp:
-    """What an expert's state says of itself on its way between a rank and a host."""
+    """The stamp that an expert's state has on its way between a rank and a host."""
     layer, number = key
     return ShardStamp(
         run_id="",

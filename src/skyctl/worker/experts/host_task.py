@@ -6,7 +6,7 @@
     host → ExpertHostListening
     → host StopHostRequest                 ends it
 
-What ranks ask for comes over connections of their own (``experts.host_messages``).
+Requests of ranks come over connections of their own (``experts.host_messages``).
 """
 
 from __future__ import annotations

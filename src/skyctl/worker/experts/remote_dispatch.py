@@ -23,14 +23,14 @@ _Part = tuple[int, HostClient, HostCall]
 
 
 class Switchboard(Protocol):
-    """What a rank knows of its hosts (``trunk_experts``)."""
+    """All that a rank knows of its hosts (``trunk_experts``)."""
 
     @property
     def is_patient(self) -> bool:
         """Whether hosts are waited for as long as they are there."""
 
     def host_of(self, layer: int, expert: int) -> HostClient | None:
-        """Who holds an expert; None: its host is lost or late."""
+        """The host that holds an expert; None: it is lost or late."""
 
     def next_number(self) -> int:
         """The number of the next call in its step."""

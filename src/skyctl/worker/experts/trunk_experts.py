@@ -185,7 +185,7 @@ class TrunkExperts:
             host.close()
 
     def figures(self) -> dict[str, Any]:
-        """What was seen, as JSON values: tokens by expert and by host, lost hosts, and the record."""
+        """All that was seen, as JSON values: tokens by expert and by host, lost hosts, and the record."""
         lost = {
             self._order.hosts[place].node: {"step": step, "why": why}
             for place, (step, why) in self._lost_hosts.items()
@@ -205,7 +205,7 @@ class TrunkExperts:
         return self._replayed is not None
 
     def host_of(self, layer: int, expert: int) -> HostClient | None:
-        """Who holds an expert; None: its host is lost or late, or this rank computes it."""
+        """The host that holds an expert; None: it is lost or late, or this rank computes the expert."""
         host = self._holder((layer, expert))
         return None if host is None or host.is_late else host
 
@@ -255,9 +255,9 @@ class TrunkExperts:
                 self.record.note_mask(name, step, alive)
 
     def _await_hosts(self) -> None:
-        """Where a layer has late hosts alone, waits for one of them; in the end they are lost.
+        """Waits for one of a layer's hosts if all that are left are late; in the end they are lost.
 
-        Where other ranks hold the layer too, hosts may wait for these: then the launcher judges who is lost.
+        If other ranks hold the layer too, hosts may wait for these: then the launcher judges who is lost.
         """
         began = time.monotonic()
         if not (late := self._late_alone()):
@@ -403,12 +403,12 @@ class TrunkExperts:
             self._copies.ask(key, host)
 
     def _holder(self, key: ExpertKey) -> HostClient | None:
-        """Who holds an expert, late or not; None: its host is lost, or this rank computes it."""
+        """The host that holds an expert, late or not; None: it is lost, or this rank computes the expert."""
         host = self._hosts[self._holders[key]]
         return host if host.lost is None and not self._is_own else None
 
     def _take_ended(self) -> list[ExpertKey]:
-        """What hosts have said at the ends of steps: experts that other ranks have placed anew; these."""
+        """Takes what hosts said at the ends of steps; returns the experts that other ranks placed anew."""
         left, heard = [], []
         for host, call in self._ending:
             if not call.is_over():

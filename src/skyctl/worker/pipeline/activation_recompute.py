@@ -126,7 +126,7 @@ class RecomputedLayer:
 
 
 class _RandomStates:
-    """What Python's ``random`` and torch's generators, of the CPU and of that device, are about to draw."""
+    """The states from which Python's ``random``, and torch on the CPU and on that device, draw next."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,8 +1,8 @@
 """Executes a schedule on real tensors: the actions, in their order, that the simulator plays on numbers.
 
-What makes the contract's model of time true: receives are posted ahead, sends return at once, and between two
-actions there is nothing but waiting for the next one's input. Backwards run in the order 0…M−1 under every
-schedule, and so do weight gradients, so that they are summed in one order whatever the plan.
+Three things make the contract's model of time true: receives are posted ahead, sends return at once, and
+between two actions there is nothing but waiting for the next one's input. Backwards run in the order 0…M−1
+under every schedule, and so do weight gradients, so that they are summed in one order whatever the plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 
 def _do_nothing() -> None:
-    """What is called where there is nothing to do."""
+    """Does nothing, for calls where there is nothing to do."""
 
 
 @dataclass

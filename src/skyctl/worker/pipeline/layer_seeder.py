@@ -1,7 +1,7 @@
 """Seeds the random numbers that layers draw (dropout), so that they are the same under every plan.
 
-Before a layer's forward the generators are seeded from (seed, step, microbatch, layer). What a layer draws
-then depends on nothing that a plan decides: neither on which layers run before it in the same process, nor on
+Before a layer's forward the generators are seeded from (seed, step, microbatch, layer). A layer's draws
+then depend on nothing that a plan decides: neither on which layers run before it in the same process, nor on
 the order of microbatches. Seeding takes about 10 µs per layer and microbatch (CPU), so it is done for every
 layer, whether it draws or not.
 """

@@ -8,7 +8,7 @@ earlier ones on its link keeps its header waiting only until those have arrived,
 wait for anyway. The header itself travels for ``latency_s`` (half of the shortest round trip seen when the
 pair connected), so that much of a wait for it counts as transfer too.
 
-Where a link has a dtype, tensors are encoded into reused buffers and decoded on arrival (``tensor_codec``);
+If a link has a dtype, tensors are encoded into reused buffers and decoded on arrival (``tensor_codec``);
 the time for both counts as transfer as well.
 """
 
@@ -36,7 +36,7 @@ _HEADER_FORMAT = struct.Struct("=4q")  # step, microbatch, flags, number of tens
 
 
 class BoundaryTensor(Protocol):
-    """What is known of a tensor before it arrives; ``shape_inference.TensorSpec`` is one."""
+    """A tensor as it is known before it arrives; ``shape_inference.TensorSpec`` is one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -123,7 +123,7 @@ class _BufferPool:
 
 
 class _MessageStream:
-    """What both ends of one direction have: the peer, and each microbatch's tensors and codecs."""
+    """The common part of both ends of one direction: the peer, and each microbatch's tensors and codecs."""
 
     def __init__(
         self,

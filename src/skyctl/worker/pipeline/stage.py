@@ -87,7 +87,7 @@ class PipelineStage:
         return len(self._saved)
 
     def input_value(self, tensors: Sequence[Tensor]) -> Value:
-        """What the first layer is called with, of the tensors that enter the stage."""
+        """The value that the first layer is called with, of the tensors that enter the stage."""
         return unflatten_value(tensors, self._input_structure)
 
     def output_tensors(self, value: Value) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What connects a stage to its neighbours: the four message streams to and from them."""
+"""The connection of a stage to its neighbours: the four message streams to and from them."""
 
 from __future__ import annotations
 

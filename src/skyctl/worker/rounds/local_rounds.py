@@ -217,7 +217,7 @@ def make_rounds(
     first_round: int,
     stages: StageGroup,
 ) -> LocalRounds:
-    """Who makes a workload's rounds in the place of steps."""
+    """Returns the maker of a workload's rounds, in the place of steps."""
     model = workload.model
     owner_steps = make_owner_steps(
         model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors

@@ -19,7 +19,7 @@ from skyctl.worker.rounds.round_start import RoundStart
 
 Tensor = torch.Tensor
 _MOMENTUM = "momentum_buffer"
-"""What torch.optim.SGD calls the momentum of a parameter."""
+"""The name that torch.optim.SGD has for the momentum of a parameter."""
 
 
 class OuterOptimizer:

@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class RoundStart:
-    """What a stage's weights and buffers were at a round's start.
+    """The weights and buffers of a stage, as they were at a round's start.
 
     Attributes:
         weights: the stage's trained weights, as they are now.
@@ -52,5 +52,5 @@ class RoundStart:
                 master.grad.add_(master - saved, alpha=mu)  # not µw − µw₀: that rounds at the size of w
 
     def of(self, weight: nn.Parameter) -> Tensor:
-        """What that weight of the stage's was; of one in low precision: what its master was."""
+        """The value that a weight of the stage had then; of one in low precision: its master's."""
         return self._value_of[id(master_of(weight))]

@@ -3,11 +3,11 @@
 Every replica puts n · w in the place of its weights w, n being its samples of the round. Over the plan's
 routes (``route_sum``) these become the sums of all replicas, with Σn behind them, and all divide by it. So
 all replicas end with the same bytes. One that has nothing to give has n = 0, and takes what the others give.
-Where Σn is 0 there are no weights left: the caller restores those that the round began with.
+If Σn is 0 there are no weights left: the caller restores those that the round began with.
 
 In a format that rounds (``records.sync_format.ROUNDED_FORMATS``) there are two sums: first Σn as float32,
-then n / Σn · (w − w₀), w₀ being the weights that the round began with, the same on all replicas. What a
-replica's encoding loses of a partial sum it adds to its part of the next round's (error feedback: Seide et
+then n / Σn · (w − w₀), w₀ being the weights that the round began with, the same on all replicas. A replica
+adds what its encoding loses of a partial sum to its part of the next round's (error feedback: Seide et
 al., *1-Bit Stochastic Gradient Descent*, Interspeech 2014).
 
 Running figures of batch norms are averaged with Σn.
@@ -39,7 +39,7 @@ from skyctl.workload.mixed_precision import MasterWeights
 Tensor = torch.Tensor
 
 GOES_ON, ENDS_NEXT, ENDS = range(3)
-"""Whether the run ends: not yet, with the next round, with this one. What ranks agree on is the largest."""
+"""Whether the run ends: not yet, with the next round, with this one. Ranks agree on the largest."""
 _EXACT = "float32"
 
 

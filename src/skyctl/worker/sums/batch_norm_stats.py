@@ -1,4 +1,4 @@
-"""What layers keep from step to step beside parameters: the running figures of norms, and other buffers.
+"""Layers' state beside parameters, kept from step to step: the running figures of norms, and other buffers.
 
 Norms train with the figures of their own microbatches; their running figures are averaged over all replicas
 before they are saved or validated with. A step that is made again begins with the buffers it began with.

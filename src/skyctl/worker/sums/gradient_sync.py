@@ -16,7 +16,7 @@ A gradient that is None stays None only where every replica has none. Batch norm
 their own microbatches; their running figures are averaged before they are saved or validated with.
 
 With ``powersgd:R`` gradients are summed in two passes, one after the other (``low_rank_gradients``).
-With ``fixed32`` gradients are summed as integers (``summed_gradients``). Where one did not fit, all replicas
+With ``fixed32`` gradients are summed as integers (``summed_gradients``). If one did not fit, all replicas
 know it before any of them uses the sum, and make the step again from the same batch.
 """
 
@@ -179,7 +179,7 @@ class GradientSync:
 
     @property
     def sizes(self) -> SumSizes:
-        """What a helper has to know of the sums of the first group."""
+        """The sizes of the first group's sums, which a helper has to know."""
         return self._groups[0].sizes
 
     @property
@@ -278,7 +278,7 @@ class GradientSync:
         return [kept.digest() for kept in self._kept]
 
     def shared_state(self) -> bytes:
-        """What ranks shared for their sums as the step began, beside weights: for one that joins."""
+        """The state that ranks shared for sums as the step began, beside weights: for one that joins."""
         return json.dumps([kept.shared_state() for kept in self._kept]).encode()
 
     def take_shared_state(self, told: bytes) -> None:

@@ -96,7 +96,7 @@ class GroupSync:
 
     @property
     def sizes(self) -> SumSizes:
-        """What a helper has to know: how many numbers are summed, and in how many tensors."""
+        """The sizes that a helper has to know: how many numbers are summed, and in how many tensors."""
         figures = sum(figure.numel for figure in self._figures)
         whole, first, second = (tuple(map(sum, numels)) for numels in self._sizes)
         return SumSizes(whole, sum(map(len, self._numels)), figures, first, second)
@@ -137,7 +137,7 @@ class GroupSync:
     def agree(self, is_last: bool, shared: bytes = b"") -> tuple[bool, bytes]:
         """Whether any replica ends with this step, and all replicas' ``shared``, the larger of each byte.
 
-        What else is agreed on is kept for ``finish``.
+        All else that is agreed on is kept for ``finish``.
         """
         own = bytes([is_last, self.gradients.overflows(), *self.gradients.codes(), *shared])
         agreed = self.sums.agree(own, _ANY_BYTE if shared else self.gradients.largest_code)

@@ -1,7 +1,7 @@
 """Sums of gradients as products of two thin matrices (PowerSGD, Vogels et al. 2019, arXiv 1905.13727).
 
 R is the rank of the products; replicas sum. A parameter of two dimensions or more is seen as a matrix of n
-rows (its first dimension) and m columns. Where R · (n + m) < n · m it is summed in two passes: first P, the
+rows (its first dimension) and m columns. If R · (n + m) < n · m it is summed in two passes: first P, the
 sum of all replicas' M Q, whose columns are then made orthonormal; then Q, the sum of their Mᵀ P. The gradient
 is P Qᵀ on every replica. M is a replica's own gradient plus its residual, what all sums before have left out;
 the next step begins with this step's Q. Everything else is summed whole in the first pass.

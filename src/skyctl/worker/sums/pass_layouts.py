@@ -58,11 +58,11 @@ class PassLayouts:
         self._second = make_layout(second, shares, numel) if has_second else None
 
     def first(self, step: int) -> SumLayout:
-        """What is summed while backwards may still run."""
+        """The layout of what is summed while backwards may still run."""
         return self._first if self._compresses(step) else self._whole
 
     def second(self, step: int) -> SumLayout | None:
-        """What is summed after that; None: nothing."""
+        """The layout of what is summed after that; None: nothing."""
         return self._second if self._compresses(step) else None
 
     def _compresses(self, step: int) -> bool:
@@ -70,7 +70,7 @@ class PassLayouts:
 
 
 def buckets_of(layout: SumLayout, layers: Sequence[Sequence[T]]) -> list[list[T]]:
-    """What each bucket holds of the layers that the layout was made for."""
+    """The items that each bucket holds, of the layers that the layout was made for."""
     ends = [-1, *layout.last_layer_of]
     return [
         [item for layer in layers[before + 1 : last + 1] for item in layer] for before, last in pairwise(ends)

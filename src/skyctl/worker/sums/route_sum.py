@@ -316,7 +316,7 @@ class RouteSum:
         return IncomingMessages(peer, self._tag(number, direction), stamps, fault)
 
     def _stamps(self, sum_work: SumWork, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
-        """What the messages of a route's chunks must say of themselves."""
+        """The stamps that the messages of a route's chunks must have."""
         return [
             SumStamp(
                 sum_work.kind, sum_work.step, self._group, number, direction, place, codec.nbytes(chunk.numel)

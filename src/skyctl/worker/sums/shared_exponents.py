@@ -2,8 +2,8 @@
 
 A microbatch's gradient is rounded to integers of 2^exponent each, no larger than 2^bits, so that the sum over
 a step's M microbatches stays below 2^31 in whatever order it is made. All ranks agree in every step on how
-large each parameter's gradient was in any microbatch, as codes of a byte whose maximum is taken. What is
-decided here follows from these alone, so all ranks decide alike:
+large each parameter's gradient was in any microbatch, as codes of a byte whose maximum is taken. All that
+is decided here follows from these alone, so all ranks decide alike:
 
 * A step overflows where a gradient does not fit its exponent, and the first one, which has none yet. It is
   made again with what was just found.
@@ -67,7 +67,7 @@ class SharedExponents:
     def widen(self, codes: Sequence[int]) -> None:
         """So that these codes fit: the step that had them is made again.
 
-        Where one rank has found no number, whatever others have fits.
+        If one rank has found no number, whatever others have fits.
 
         Raises:
             RunError: they fitted already, so no honest rank has asked for that.
@@ -86,7 +86,7 @@ class SharedExponents:
         self.exponents = [self._fitting(max(seen, default=ZERO)) for seen in self._seen]
 
     def state(self, exponents: Sequence[int] | None) -> dict[str, Any]:
-        """What a rank that joins needs to have the same exponents from now on, as JSON values.
+        """The state that a rank that joins needs to have the same exponents from now on, as JSON values.
 
         Args:
             exponents: with which the step under way began.

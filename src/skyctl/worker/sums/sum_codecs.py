@@ -30,7 +30,7 @@ _SERIAL_BLOCKS_NUMEL = SERIAL_NUMEL // BLOCK * BLOCK
 class SumCodec(Protocol):
     """One format, for one thread: it may keep memory between calls.
 
-    ``payload`` is a message's, flat bytes in host memory. Where ``total`` and ``decode`` give a view of it or
+    ``payload`` is a message's, flat bytes in host memory. If ``total`` and ``decode`` give a view of it or
     memory of the codec, that holds until the next call.
     """
 
@@ -38,7 +38,7 @@ class SumCodec(Protocol):
         """Bytes of so many numbers."""
 
     def total(self, payload: Tensor, numel: int) -> Tensor:
-        """Where a chunk's own numbers go that the payload will be encoded from: flat, to be filled."""
+        """The tensor for a chunk's own numbers that the payload will be encoded from: flat, to be filled."""
 
     def add(self, total: Tensor, payload: Tensor) -> None:
         """Adds what a payload holds to ``total``."""
@@ -50,7 +50,7 @@ class SumCodec(Protocol):
         """The numbers that a payload holds, flat; of a dtype that may be narrower than the sum's."""
 
     def fault(self, payload: Tensor, numel: int) -> str | None:
-        """What a received payload holds that no honest peer sends; None: nothing."""
+        """The fault of a received payload that no honest peer sends; None: there is none."""
 
     def is_finite(self, payload: Tensor, numel: int) -> bool:
         """Whether all numbers that a received payload holds are finite, and so is their sum."""

@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What one message carries: neighbouring elements of a bucket.
+    """The content of one message: neighbouring elements of a bucket.
 
     Attributes:
         bucket: its number.

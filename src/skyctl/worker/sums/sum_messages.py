@@ -35,7 +35,7 @@ _DIRECTION_NAMES = ("up", "down")
 
 
 class SumStamp(NamedTuple):
-    """What a message says of itself; ``nbytes``: of its payload."""
+    """The entries by which a message says what it is; ``nbytes``: of its payload."""
 
     kind: int
     step: int

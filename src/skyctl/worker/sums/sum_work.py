@@ -101,7 +101,7 @@ class SumWork:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended this sum before all chunks were summed; None: nothing has."""
+        """The error that ended this sum before all chunks were summed; None: none has."""
         return self._error
 
     @property
@@ -110,7 +110,7 @@ class SumWork:
         return all(abs(extreme.item()) <= TAME for extreme in self._extremes)
 
     def doubt(self, error: SpoiltSumError) -> None:
-        """What a peer has sent is not finite: that is an error where all ranks' own numbers are tame.
+        """Notes that a peer's numbers are not finite: that is an error where all ranks' own numbers are tame.
 
         The first one counts, but parts come before sums.
         """

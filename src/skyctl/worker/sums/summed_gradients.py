@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 
 PIPELINE_HINT = "a pipeline (skyctl plan … --parallel pipeline) trains it as it is"
 AGREED_FLAGS = 2
-"""What ranks agree on before a code for each parameter: whether the step is the last, and is made again."""
+"""Flags, agreed on before a code for each parameter: whether the step is the last, and is made again."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of a number, the whole numbers of that size."""
 _PART_NUMEL = 65_536
@@ -42,7 +42,7 @@ class TrainedParameter:
 
 
 class SummedGradients(ABC):
-    """The gradients of a group's parameters, by their place. What holds of them is said in codes of a byte.
+    """The gradients of a group's parameters, by their place. Codes of a byte say what holds of them.
 
     Attributes:
         largest_code: no code is larger. 0 is a parameter without gradient. Ranks agree on the maximum.
@@ -96,7 +96,7 @@ class SummedGradients(ABC):
         return False
 
     def shared_state(self) -> Any:
-        """What all ranks shared for their sums as the step began, as JSON values; None: nothing."""
+        """The state that all ranks shared for their sums as the step began, as JSON values; None: nothing."""
         return None
 
     def take_shared_state(self, state: Any) -> None:
@@ -105,7 +105,7 @@ class SummedGradients(ABC):
             raise ValueError("these sums share nothing")
 
     def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
-        """What is summed after what was taken, in the same order: flat tensors; most formats have nothing."""
+        """The flat tensors to sum after those that were taken, in the same order; most formats have none."""
         return ()
 
     @abstractmethod
@@ -145,7 +145,7 @@ class FloatGradients(SummedGradients):
         return bytes(had_gradient for _, had_gradient in self._taken)
 
     def finish(self, codes: bytes) -> None:
-        """Where a gradient was summed in place it is there already."""
+        """Puts the sums into the gradients; one that was summed in place is there already."""
         for place, ((flat, had_gradient), present) in enumerate(zip(self._taken, codes, strict=True)):
             self._put(place, flat, had_gradient, present=bool(present))
         self._taken = []
@@ -433,7 +433,7 @@ def check_summable(layers: Sequence[nn.Module]) -> None:
 
 
 def find_trained(layers: Sequence[nn.Module]) -> list[TrainedParameter]:
-    """What is trained, each parameter once: in its first layer."""
+    """The parameters that are trained, each once: in its first layer."""
     seen: set[int] = set()
     parameters = []
     for number, layer in enumerate(layers):

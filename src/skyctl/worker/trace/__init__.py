@@ -1,1 +1,1 @@
-"""What a rank records of its run, on a clock that others can be compared with."""
+"""The record that a rank makes of its run, on a clock that others can be compared with."""

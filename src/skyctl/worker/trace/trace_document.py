@@ -1,4 +1,7 @@
-"""What a rank's trace file holds (``trace_recorder``), as the launcher reads it. Standard library only."""
+"""The contents of a rank's trace file (``trace_recorder``), as the launcher reads it.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 

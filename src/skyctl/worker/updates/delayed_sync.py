@@ -1,7 +1,7 @@
 """Delayed updates: a step's gradients are summed while the next step computes, and applied after it.
 
 A step's gradients are taken out of the parameters after its last backward, so that the next backwards make
-new ones: there are two sets of gradients, and one of weights. What ranks agree on about a step they agree on
+new ones: there are two sets of gradients, and one of weights. Ranks reach their agreement about a step
 in the background, too. So where a pipeline is told in step k that the run ends, all know it after step k + 1,
 which is then the last. Which steps wait for their own sum (*settle*) is in ``update_delay``.
 """

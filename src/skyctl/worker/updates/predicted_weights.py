@@ -20,7 +20,7 @@ from skyctl.workload.mixed_precision import MasterWeights
 Tensor = torch.Tensor
 
 MOMENTUM_STATES = ("exp_avg", "momentum_buffer")
-"""What torch's optimizers call the running mean of gradients in their state."""
+"""The names that torch's optimizers have for the running mean of gradients in their state."""
 
 
 class PredictedWeights:
@@ -40,7 +40,7 @@ class PredictedWeights:
 
     @torch.no_grad()
     def enter(self) -> None:
-        """Where a former update is known: extrapolates the weights, and keeps what they are."""
+        """Extrapolates the weights, and keeps what they are, if a former update is known."""
         if self._held and not has_momentum(self._optimizer):
             self._held, self._is_useless = [], True
         if not self._held:

@@ -1,4 +1,4 @@
-"""What a worker and its parameter server send each other: gradients there, a grant and weights back.
+"""The messages between a worker and its parameter server: gradients there, a grant and weights back.
 
 A grant is the root's permission to begin the next clock. A push is a head (whether the worker was told to
 end, and which parameters have a gradient) and the numbers in chunks; the answer is a head (``Grant``) and the

@@ -1,4 +1,4 @@
-"""What one step of one stage took, and what came of it."""
+"""The times and the outcome of one step of one stage."""
 
 from __future__ import annotations
 

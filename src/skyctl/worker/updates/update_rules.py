@@ -41,7 +41,7 @@ class EachStep:
 
     @property
     def sizes(self) -> SumSizes | None:
-        """What a helper has to know of the sums; None: there are none."""
+        """The sizes of the sums, which a helper has to know; None: there are no sums."""
         return None if self._sync is None else self._sync.sizes
 
     def start_step(self, step: int, report: StepReport) -> None:  # noqa: ARG002 — others tell it
