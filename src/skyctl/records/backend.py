@@ -1,4 +1,4 @@
-"""What carries tensors between the ranks of a run, and why it was chosen."""
+"""The backend that carries tensors between the ranks of a run, and the reason for its choice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NCCL: Backend = "nccl"
 AUTO: BackendRequest = "auto"
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 DEFAULT_BACKEND: BackendRequest = AUTO
-"""Where neither an option nor the cluster file names one."""
+"""The request if neither an option nor the cluster file names one."""
 BACKEND_REQUESTS: tuple[BackendRequest, ...] = get_args(BackendRequest)
 
 BackendReason = Literal[

@@ -139,7 +139,7 @@ _USES = {
     "skyctl/plan": "a plan is trained with skyctl launch {file}, and checked with skyctl verify {file}",
     "skyctl/profile": "a profile is planned from with skyctl plan WORKLOAD --profile {file}",
 }
-"""What a file of a kind is for, to whoever gave it in another one's place."""
+"""The use of a file of each kind, for whoever gave it in another one's place."""
 _ANEW = {
     "skyctl/plan": "make it anew: skyctl plan WORKLOAD -o {file}",
     "skyctl/profile": "measure again: skyctl probe WORKLOAD",

@@ -124,7 +124,7 @@ class Cluster(Record):
         return hashlib.sha256(self.model_dump_json(exclude={"backend"}).encode()).hexdigest()[:16]
 
 
-# What ``skyctl setup`` has made on a cluster's nodes: the Python used in place of the one named.
+# Environments that ``skyctl setup`` has made on a cluster's nodes: the Python used in place of the one named.
 
 
 class PreparedEnvironment(Record):

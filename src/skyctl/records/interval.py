@@ -11,7 +11,7 @@ INTERVAL_SHARE = 0.8
 
 
 class Interval(Record):
-    """Where the median of the measured times is expected, in seconds: in eight cases of ten within it."""
+    """A range, in seconds, expected to hold the median of the measured times in eight cases of ten."""
 
     low_s: Seconds
     high_s: Seconds

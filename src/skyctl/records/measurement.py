@@ -104,7 +104,7 @@ class ValidationMeasurement(Record):
 
 
 class OwnerMeasurement(Record):
-    """What an owner of data did over the run's rounds, of the last attempt.
+    """The work of an owner of data over the run's rounds, of the last attempt.
 
     Attributes:
         rounds: in which it made local steps.

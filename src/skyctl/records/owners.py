@@ -9,14 +9,14 @@ from skyctl.records.problem import Problem
 
 
 def owner_names(owners: Sequence[Sequence[str]]) -> list[str]:
-    """What owners are called, in scripts and figures: their nodes, with a plus between."""
+    """The owners' names, in scripts and figures: each one's nodes, with a plus between."""
     return ["+".join(nodes) for nodes in owners]
 
 
 def local_steps_by_owner(problem: Problem) -> dict[str, int | Literal["auto"]]:
     """By owner, the local steps of a round that are asked for, as the rhythm has them.
 
-    Empty where gradients are summed in every step. Where data is nobody's alone there is one, called "".
+    Empty where gradients are summed in every step. If data is nobody's alone there is one, called "".
     """
     steps, owners = problem.rhythm.local_steps, problem.owners
     if steps is None:

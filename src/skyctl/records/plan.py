@@ -17,7 +17,7 @@ from skyctl.records.stale_prediction import StalePrediction
 from skyctl.records.sync import RoutePrices, Sync, check_sync
 
 WITHOUT, SHARED_STEP = "without", "shared_step"
-"""What ``plan --json`` says next to a plan and no file keeps: a step's time without each node, and next to
+"""Keys that ``plan --json`` adds to a plan and no file keeps: a step's time without each node, and next to
 runs that are under way."""
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
@@ -130,7 +130,7 @@ ProofStatus = Literal["optimal", "bounded", "feasible"]
 
 
 class WholeBlocksProof(Record):
-    """What is proved among plans that cut between transformer blocks only; fields as in ``Certificate``."""
+    """The proof among plans that cut between transformer blocks only; fields as in ``Certificate``."""
 
     status: ProofStatus
     lower_bound_s: Seconds | None
@@ -155,7 +155,7 @@ class Certificate(Record):
 
 
 class ParallelismOutcome(Record):
-    """What one parallelism came to, where several were looked at for the same batch.
+    """The outcome of one parallelism, if several were looked at for the same batch.
 
     Attributes:
         fits: False: proved that no plan of it fits the devices.
@@ -285,7 +285,7 @@ class Plan(FileRecord):
     @model_validator(mode="before")
     @classmethod
     def _from_command(cls, raw: Any) -> Any:
-        """What ``plan --json`` prints is a plan's file, too."""
+        """Takes the output of ``plan --json`` for a plan's file, too."""
         if not isinstance(raw, dict):
             return raw
         return {name: value for name, value in raw.items() if name not in (WITHOUT, SHARED_STEP)}

@@ -64,8 +64,8 @@ class Layer(Record):
 class Device(Record):
     """A device and what it can hold; ``memory_bytes`` None: unlimited.
 
-    What a microbatch takes there on top of its layers, half of it forward and half backward: ``handling_s``,
-    ``neighbour_s`` for each stage next to its own, and ``action_s`` in its forward and backward themselves.
+    On top of its layers a microbatch takes ``handling_s`` there, ``neighbour_s`` for each neighbouring stage,
+    and ``action_s`` in its forward and backward themselves. Half of that is forward, and half backward.
     ``step_s``: what a step takes there once, to begin and to end it (``Problem.with_steps_spread``).
 
     ``time_uncertainty``, ``overhead_uncertainty``: how far the seconds of its layers, and those on top of
@@ -96,7 +96,7 @@ class Device(Record):
 class Tie(Record):
     """Layers that share trained parameters; ``bytes``: of these parameters' gradients in float32.
 
-    Where the layers lie in several stages, each holds a copy, and the gradients are summed every step.
+    If the layers lie in several stages, each stage holds a copy, and every step sums the gradients.
     """
 
     layers: Seq[Index] = Field(min_length=2)
@@ -134,7 +134,7 @@ class Link(Record):
 
 
 class SharedResource(Record):
-    """What several links share (an uplink, a NIC): every message over one of ``links`` occupies it."""
+    """A resource that several links share (uplink, NIC): every message over one of ``links`` occupies it."""
 
     name: Name
     bandwidth_bytes_per_s: Positive

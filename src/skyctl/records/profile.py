@@ -1,4 +1,4 @@
-"""What was measured: nodes, devices, links, a workload's distinct layers on every device; and how well."""
+"""Measurements of nodes, devices, links, a workload's distinct layers on every device; and their quality."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Conditions(Record):
 
 
 class MessageCosts(Record):
-    """What messages cost a device over one backend; the fields are those of ``DeviceProfile``.
+    """The costs of messages for a device over one backend; the fields are those of ``DeviceProfile``.
 
     ``ring_byte_s``: as ``message_byte_s``, in a ring that the backend's own collective sums over; None: not
     measured.
@@ -169,7 +169,7 @@ class LinkProfile(Record):
 
 
 class LineProfile(Record):
-    """What one node receives ("in") or sends ("out") with two peers at once, where they share one line.
+    """The rate at which a node receives ("in") or sends ("out") with two peers at once, if they share a line.
 
     ``peers``: with whom it was measured. A node that is not listed was not seen to share a line.
     """
@@ -188,7 +188,7 @@ class SiteProfile(Record):
 
 
 class UplinkProfile(Record):
-    """What a site's nodes together receive ("in") from all other sites or send ("out") to them.
+    """The rate at which a site's nodes together receive ("in") from all other sites or send ("out") to them.
 
     ``pairs``: the (source, target) flows it was measured with. A site that is not listed was not seen to
     share anything.
@@ -201,7 +201,7 @@ class UplinkProfile(Record):
 
 
 class Observation(Record):
-    """What a run saw of one device's layers, or of one link, beside what the profile's figures say.
+    """A run's figures for one device's layers, or for one link, beside those of the profile.
 
     ``seen``: when (ISO). ``steps``: how many went into the medians; ``spread``: p90 / p10 of the run's steps.
     A device: ``layers`` [start, stop) at ``microbatch_size`` of the workload ``digest``, seconds a step. A
@@ -288,7 +288,7 @@ class CutComparison(Record):
 
     @property
     def doubt(self) -> str | None:
-        """What a run of it should be told; None: it trains as in plain torch."""
+        """The doubt that a run of it should be told; None: it trains as in plain torch."""
         return None if self.verdict == "same" else f"{self.verdict}: {self.reason}"
 
 

@@ -66,7 +66,7 @@ class Rhythm(Record):
 
     @property
     def unit(self) -> Literal["step", "round"]:
-        """What people call what the run counts; files say step for both."""
+        """People's word for the unit that the run counts; files say step for both."""
         return "round" if self.is_rounds else "step"
 
     @property

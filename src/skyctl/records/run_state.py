@@ -15,7 +15,7 @@ from skyctl.records.interval import Interval
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
 SCRIPT = "script"
-"""Where ``order`` has the ``ScriptRequest`` of a script's run."""
+"""The key under which ``order`` has the ``ScriptRequest`` of a script's run."""
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")
 """Nothing of such a run is left on any node, but for its checkpoints (of one that is done: the last)."""
 

@@ -1,4 +1,4 @@
-"""What ``skyctl run`` was asked to start: kept in the run's state, so that another process can go on."""
+"""The request to ``skyctl run``: the run's state keeps it, so that another process can go on."""
 
 from __future__ import annotations
 

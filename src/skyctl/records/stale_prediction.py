@@ -1,4 +1,4 @@
-"""What staleness is worth, as a plan predicts it."""
+"""The worth of staleness, as a plan predicts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOTABLE_GAIN = 1.05
 
 
 class StalePrediction(Record):
-    """What a step with a parameter server is held against: without staleness, and with any.
+    """The times that a step with a parameter server is held against: without staleness, and with any.
 
     Attributes:
         synchronous_s: seconds of a step in the long run, of the same draws, where all wait for all after

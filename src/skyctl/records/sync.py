@@ -1,4 +1,4 @@
-"""What pipelines side by side sum once a step, and over which routes."""
+"""The sums that pipelines side by side make once a step, and the routes of these sums."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SyncGroup(Record):
 
 
 class Sync(Record):
-    """What pipelines sum once a step, in which numbers, and in pieces of how many bytes.
+    """The values that pipelines sum once a step, in which numbers, and in pieces of how many bytes.
 
     ``of``: gradients, or with local steps ``weights``, times each pipeline's samples.
     ``uncompressed_steps``: with ``powersgd:R``, how many of a run's first steps are summed in float32.

@@ -1,4 +1,4 @@
-"""What gradients are summed as, by name: a number format, or PowerSGD with its rank."""
+"""The names of the formats in which gradients are summed: a number format, or PowerSGD with its rank."""
 
 from __future__ import annotations
 
