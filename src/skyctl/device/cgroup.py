@@ -1,7 +1,7 @@
 """The limits a container, a slice or a lab puts on this process: CPU quota and memory, cgroup v1 and v2.
 
 Files are found by mount point (``/proc/self/mountinfo``), not by a fixed path: ``ip netns exec`` and some
-containers hide or move ``/sys/fs/cgroup``. What can't be seen is None with a reason; the time-slice
+containers hide or move ``/sys/fs/cgroup``. A limit that can't be seen is None with a reason; the time-slice
 measurement sees a quota all the same.
 """
 

@@ -1,10 +1,10 @@
 """Timing of compute actions, and making a device slower than it is. Worker and probe time alike with it.
 
 The emulated machine is the measured one stretched: an action that takes ``t`` here ends ``slowdown · t``
-after its start. What is stretched is the action's own work: with one thread on a CPU the thread's CPU time,
-so that other processes on this machine that hold the core for a while do not count twice (autograd's backward
-runs in the thread that calls it; time asleep is not stretched); elsewhere wall time. A sleep that overshoots
-makes later ones shorter.
+after its start. The slowdown stretches the action's own work only: with one thread on a CPU the thread's CPU
+time, elsewhere wall time. With CPU time, other processes on this machine that hold the core for a while do
+not count twice. Autograd's backward runs in the thread that calls it; time asleep is not stretched. A sleep
+that overshoots makes later ones shorter.
 
 On a device that is shared by turns an action has the turn from its start to its end, what it is stretched by
 included. It is timed from when it has it: what it waited for the turn is no time of the action's.

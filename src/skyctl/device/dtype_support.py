@@ -40,7 +40,8 @@ TRIED_DTYPES = ("bfloat16",)
 
 CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 TRIAL_TIMEOUT_S = 90.0
-"""A tenth of a core needs half of it to import torch. What takes longer is taken to work, and tried again."""
+"""A tenth of a core needs half of it to import torch. A dtype whose trial takes longer counts as working, and
+the next call tries it again."""
 
 FILE_NAME = "dtype-support.json"
 MOST_KEPT = 16
@@ -68,12 +69,12 @@ for compute in (
     except Exception:
         pass
 """
-"""What the child runs: forward and backward of a matrix product, a convolution and attention."""
+"""The program that the child runs: forward and backward of a matrix product, a convolution and attention."""
 
 
 @dataclass(frozen=True)
 class DtypeSupport:
-    """What the trial of one dtype showed.
+    """The outcome of the trial of one dtype.
 
     ``works``: False where every instruction set fails. ``max_cpu_isa``: the value of ``ONEDNN_MAX_CPU_ISA``
     that it needs, None: none. ``died_by``: the signal (``SIGILL``) that ended the trial without it, if one
@@ -153,7 +154,7 @@ def prepare_dtype(dtype: str, device: str, cache: Path) -> DtypeSupport | None:
 
 
 def _machine_key() -> str:
-    """What must be the same for an outcome to hold; a new boot may be on another host."""
+    """The key that must be the same for an outcome to hold; a new boot may be on another host."""
     try:
         torch_version = version("torch")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a node is: versions, processors, memory, devices. Task: ``skyctl.device.node_environment``.
+"""A node's environment: versions, processors, memory, devices. Task: ``skyctl.device.node_environment``.
 
 A figure that can't be had is None, and ``notes`` says why.
 """
@@ -163,7 +163,7 @@ def _cpu_device() -> dict[str, Any]:
 
 
 def device_memory(device: str) -> dict[str, Any]:
-    """What a stage on that device can use, and what is taken before the first layer.
+    """The memory that a stage on that device can use, and how much is taken before the first layer.
 
     Returns:
         ``memory_bytes, memory_from, memory_scope, reserved_bytes, own_bytes``. On the CPU ``reserved_bytes``

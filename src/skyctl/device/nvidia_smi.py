@@ -1,4 +1,4 @@
-"""What the driver's own program says of a node's NVIDIA GPUs. Needs no torch."""
+"""The output of the driver's own program on a node's NVIDIA GPUs. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory this process holds, and keeping what it has freed.
+"""The memory that this process holds, and keeping the memory that it has freed.
 
 Of a process that was forked by a fork server (``agent/forkserver.py``) the resident size counts pages in full
 that many processes share; it says nothing of what one more of them takes. Elsewhere all of it is counted as
@@ -122,9 +122,9 @@ def share_one_heap() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """What has been freed goes back to the kernel, once, where the C library can.
+    """Gives freed memory back to the kernel, once, where the C library can.
 
-    What was freed at the top of another heap than the first stays: glibc trims that one alone.
+    Memory freed at the top of another heap than the first stays: glibc trims the first one alone.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
