@@ -1,1 +1,1 @@
-"""What the launcher does with checkpoints: when to write, who copies them, what to go on from."""
+"""The launcher's work on checkpoints: when to write, who copies them, what to go on from."""

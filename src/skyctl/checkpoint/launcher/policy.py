@@ -1,6 +1,6 @@
 """How often checkpoints are written, and which are kept so that one is always replicated. Pure.
 
-Nodes keep the last few steps. Where copying one takes longer than writing those, no step would ever be in
+Nodes keep the last few steps. If copying one takes longer than writing those, no step would ever be in
 copies: each is pruned before its last layer has arrived. So one step at a time is copied to its end, and the
 one before it is kept until then.
 """
@@ -31,7 +31,7 @@ def shard_limits(problem: Problem) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class CheckpointRules:
-    """What the user has asked for.
+    """The user's settings for a run's checkpoints.
 
     Attributes:
         steps: that the run has.
@@ -151,7 +151,7 @@ LONGEST_INTERVAL_S = 300.0
 """So much work may be lost at most: this goes before the share."""
 WRITE_BYTES_PER_S = 150e6
 LAYER_FILE_S = 0.01
-"""What a layer's file costs beside its bytes: synchronised, renamed."""
+"""The seconds that a layer's file costs beside its bytes: to synchronise and rename it."""
 REPLICATION_LINK_SHARE = 0.25
 """Of a node's slowest link that its copies may take."""
 

@@ -1,7 +1,7 @@
 """The checkpoint replicators of a run, one a node: what they hold, who follows whom, files brought together.
 
-Replicators take files from each other directly. Where two can't reach each other, what is needed goes over
-this process's sessions.
+Replicators take files from each other directly. If two can't reach each other, the files that one needs go
+over this process's sessions.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class ReplicatorGroup:
         return {name: answer for name, answer in answers.items() if isinstance(answer, SkyctlError)}
 
     def close(self) -> None:
-        """Ends them all. What they hold stays; of what they were just taking nothing is left."""
+        """Ends them all. Files that they hold stay; of those that they were just taking nothing is left."""
         for task in self._tasks.values():
             with suppress(SkyctlError):
                 task.send(write_request(StopReplicatorRequest()))

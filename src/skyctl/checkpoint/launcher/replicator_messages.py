@@ -1,4 +1,4 @@
-"""What a node's checkpoint replicator sends, and what it is asked; refuses answers that none would give."""
+"""Messages of a node's checkpoint replicator, and requests to it; refuses answers that none would give."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class RunCheckpoints:
             self._replicators.pin(self._retention.steps)
 
     def _take_news(self, node: str, news: ReplicatorNews) -> None:
-        """What a node's replicator has said of its own. Raises ProtocolError for what can't be true."""
+        """Takes the unasked news of a node's replicator. Raises ProtocolError for what can't be true."""
         retention, callbacks = self._retention, self._run.callbacks
         kept_before = retention.steps
         if isinstance(news, ReplicatorEnded):

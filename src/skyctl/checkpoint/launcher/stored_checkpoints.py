@@ -157,7 +157,7 @@ def remove_checkpoints(
 ) -> dict[str, SkyctlError]:
     """Removes the run's checkpoints from the nodes and from here; where that failed, and why.
 
-    Where nothing is left its state says so: it can't be resumed any more.
+    If nothing is left its state says so: it can't be resumed any more.
 
     Args:
         unreached: nodes that can't be asked, and may have some.

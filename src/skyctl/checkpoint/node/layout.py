@@ -296,7 +296,7 @@ def held_shards(
 
 
 def find_fault(folder: Path, step: int, layer: int, sha256: str | None = None) -> str | None:
-    """What is wrong with a layer's shard, as a sentence that names the file; None: it is intact.
+    """The fault of a layer's shard, as a sentence that names the file; None: it is intact.
 
     Args:
         sha256: the digest it must have; None: the one in its manifest.

@@ -55,9 +55,8 @@ def newest_restore_point(
 ) -> RestorePoint | None:
     """The newest complete step of the latest attempt that has one; None where no step is complete.
 
-    A step is complete where every layer's shard is on some node, all of one attempt. Where nodes hold
-    different shards of one layer, step and attempt, one that a rank has written counts before copies, then
-    the one that more nodes hold.
+    A step is complete where every layer's shard is on some node, all of one attempt. If nodes hold different
+    shards of one layer, step and attempt, one that a rank wrote counts before copies, then one on more nodes.
 
     Args:
         layers: how many layers the model has.

@@ -1,4 +1,4 @@
-"""What a checkpoint replicator tells the launcher: one frozen record for each kind of event.
+"""The events that a checkpoint replicator reports to the launcher: one frozen record for each kind of event.
 
 ``agent.task_events`` reads them. Needs the standard library only.
 """

@@ -34,7 +34,7 @@ class ShardMissingError(SkyctlError):
 
 @dataclass(frozen=True)
 class ReplicatorAddress:
-    """Where a replicator listens, and of which node it is: that one, and no other, is connected to."""
+    """The address at which a replicator listens, and its node: clients connect to that one, and no other."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class ReplicatorAddress:
 
 @dataclass(frozen=True)
 class ReplicatorCredentials:
-    """What all replicators of one run share: its id, its secret, and its TLS identity (None: no TLS)."""
+    """The credentials of the replicators of one run: its id, its secret, its TLS identity (None: no TLS)."""
 
     run_id: str
     secret: str
@@ -224,7 +224,7 @@ def fetch_shards(
         is_cancelled: asked between two shards.
 
     Returns:
-        By layer, the shards that were copied, and why others were not. Where this node's disk was the reason,
+        By layer, the shards that were copied, and why others were not. If this node's disk was the reason,
         the client is ``closed`` afterwards.
 
     Raises:

@@ -40,7 +40,7 @@ _ACCEPT_TIMEOUT_S = 3600.0
 
 
 def handshake_purpose(run_id: str, node: str) -> str:
-    """What both ends prove that they mean (``transport.handshake``): the run, and the node that serves."""
+    """The purpose that both ends prove (``transport.handshake``): the run, and the node that serves."""
     return f"checkpoint replicator {run_id} of {node}"
 
 

@@ -152,7 +152,7 @@ class StageState:
         return safetensors.save(path, *self.collect(position, stamp), mode=0o600)
 
     def collect(self, position: int, stamp: ShardStamp) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """What a layer's shard holds: its tensors, which are the layer's own, and its metadata.
+        """The contents of a layer's shard: its tensors, which are the layer's own, and its metadata.
 
         Raises:
             WorkloadError: some of its state can't be saved; says what and why.
