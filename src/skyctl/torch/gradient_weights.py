@@ -66,7 +66,7 @@ def weigh(ddp_model: ModuleT, samples: Callable[..., float] | None = None) -> Mo
 
 
 class _GradientWeights:
-    """What one rank has counted since its last sum, and the communication hook that weights by it.
+    """The samples that one rank counted since its last sum, and the communication hook that weights by them.
 
     The ranks' samples are summed alongside the first bucket, so that nothing waits for them. Buckets are
     scaled by the previous step's sum before they are reduced, and corrected to this step's afterwards: it
@@ -107,7 +107,7 @@ class _GradientWeights:
         return both.then(lambda done: _checked(done, buffer).mul_(reference / total))
 
     def _counted_samples(self) -> float:
-        """What was counted since the last sum.
+        """The samples counted since the last sum.
 
         Within ``Join`` a rank that is out of samples calls no forward, and counts none.
         """

@@ -21,7 +21,7 @@ NumberT = TypeVar("NumberT", int, float)
 
 
 class _Here:
-    """What this process's script has asked for."""
+    """The batch that this process's script has asked a share of."""
 
     batch: int | None = None
 

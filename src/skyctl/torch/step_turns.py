@@ -1,13 +1,13 @@
 """A device's turn for each step of a script that knows nothing of it, beside runs on the same device.
 
-A step has the turn from its first call of a ``torch.nn.Module`` to the end of its optimizer's step. What is
+A step has the turn from its first call of a ``torch.nn.Module`` to the end of its optimizer's step. A module
 called without gradients (a validation) has it for the call. No turn is held while the script waits for other
 ranks, as far as the step clock sees that, nor between steps, in which it loads data. On an accelerator a turn
 ends when the work of the current stream has.
 
-The turns are those of the device of the first parameter. Who waits for others in a way that the clock does
-not see keeps the turn, until that is late (``turn_policy``). Other threads than the first one that computes,
-and processes forked from this one, take no turns.
+The turns are those of the device of the first parameter. A process that waits for others in a way that the
+clock does not see keeps the turn, until that is late (``turn_policy``). Other threads than the first one that
+computes, and processes forked from this one, take no turns.
 """
 
 from __future__ import annotations

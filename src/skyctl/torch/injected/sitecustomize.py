@@ -1,4 +1,4 @@
-"""What ``skyctl run`` adds to a script that knows nothing of it: Python imports this module when it starts.
+"""The additions of ``skyctl run`` to a script unaware of it: Python imports this module when it starts.
 
 It does so if this folder is on ``PYTHONPATH`` and neither ``-S`` nor ``-I`` nor ``-E`` is given. As soon as
 the script has imported torch, if it ever does, the step clock is started if ``SKYCTL_STEP_TIMES`` is set,
