@@ -1,4 +1,4 @@
-"""What a script's rank says, and what its node answers of output files: frozen records (``task_events``)."""
+"""Messages of a script's rank, and its node's answers on output files: frozen records (``task_events``)."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def _family(pid: int) -> set[int]:
 
 
 def read_error_file(path: Path) -> ScriptTraceback | None:
-    """What ``torch.distributed.elastic``'s ``@record`` has written of an exception; None: nothing usable."""
+    """The exception that ``torch.distributed.elastic``'s ``@record`` has written; None: nothing usable."""
     try:
         recorded = json.loads(path.read_bytes()[: 4 * MAX_TRACEBACK_CHARS])["message"]
     except (OSError, ValueError, KeyError, TypeError):
