@@ -94,7 +94,7 @@ class TextData:
 
 @dataclass
 class EpochPosition:
-    """Where in the epochs of data() a batch comes from; epochs and batches are counted from 0.
+    """The place in the epochs of data() that a batch comes from; epochs and batches are counted from 0.
 
     Attributes:
         length: batches of an epoch, where what data() gives has a length.
@@ -260,7 +260,7 @@ class TensorExample:
 
 @dataclass(frozen=True)
 class BatchExample:
-    """What a batch looks like, in JSON values, so that nodes without the data know the shapes."""
+    """The form of a batch, in JSON values, so that nodes without the data know the shapes."""
 
     inputs: tuple[TensorExample, ...]
     targets: tuple[TensorExample, ...]

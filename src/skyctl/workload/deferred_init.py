@@ -286,7 +286,7 @@ class _TapingMode(DispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _draw(self, func: Any, given: Any) -> int | Tensor | None:
-        """What fixes the random numbers of an operation (``TapedOperation.draw``)."""
+        """The seed or state that fixes the random numbers of an operation (``TapedOperation.draw``)."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return None
         own = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Generator)]

@@ -1,4 +1,4 @@
-"""What a batch looks like: from the user's example() or data(), or as it is known of a built-in model."""
+"""The form of a batch: from the user's example() or data(), or as it is known of a built-in model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyctl.workload.workload_spec import ModelSource, WorkloadSpec
 
 
 def find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) -> BatchExample:
-    """What the workload's batches look like: as the spec has it, or from the first one.
+    """The form of the workload's batches: as the spec has it, or from the first one.
 
     Raises:
         WorkloadError: neither example() nor data() gives one; names the line of the user's file.

@@ -66,7 +66,7 @@ class HeldFiles:
 
 
 def possible_places(path: Path) -> tuple[str, ...]:
-    """Where another machine may have this file, for ``WantedFile``."""
+    """The places where another machine may have this file, for ``WantedFile``."""
     found = [str(path)]
     if path.is_relative_to(Path.home()):
         found.append(f"~/{path.relative_to(Path.home())}")

@@ -38,7 +38,7 @@ def module_hooks(module: nn.Module, *, backward: bool) -> list[Any]:
 
 
 def held_values(function: Any) -> list[Any]:
-    """What a function holds besides its code: variables of the functions around it, and defaults."""
+    """The values of a function besides its code: variables of the functions around it, and defaults."""
     if not isinstance(function, FunctionType):
         return []
     held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
@@ -46,7 +46,7 @@ def held_values(function: Any) -> list[Any]:
 
 
 def locate_hook(function: Any, path: Path | None) -> str:
-    """Where a hook is written, as in ``train.py, line 12``; its name where that is not known."""
+    """The line at which a hook is written, as in ``train.py, line 12``; its name if that is not known."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     if code is None:
         return type(function).__name__
@@ -135,7 +135,7 @@ def _rebound_function(function: FunctionType, memo: dict[int, Any], own: Mapping
 
 
 def _carried(value: Any, memo: dict[int, Any], own: Mapping[int, Any]) -> Any:
-    """What stands in the copy in place of a value that a function of the layer holds."""
+    """The value that stands in the copy in place of one that a function of the layer holds."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, nn.Module) and id(value) not in own:

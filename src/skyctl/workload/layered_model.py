@@ -96,7 +96,7 @@ class LayeredModel:
         return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
 
     def place_of(self, name: str) -> str:
-        """Where the user's function of that name begins, or model(): ``train.py, line 12``."""
+        """The line at which the user's function of that name begins, or model(): ``train.py, line 12``."""
         function = self.functions.get(name) or self.make
         if function is None or self.path is None:
             return self.source_name
@@ -307,7 +307,7 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
 def _call_model(
     function: Callable[[], Any], path: Path, scope: user_code.UserImports, notes: list[str]
 ) -> Any:
-    """What a user's model() gives, in ``train()`` as a training loop puts it; adds to ``notes``."""
+    """The result of a user's model(), in ``train()`` as a training loop puts it; adds to ``notes``."""
     with (
         user_code.user_errors(path, "model()"),
         user_code.own_arguments(path),

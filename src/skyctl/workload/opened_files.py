@@ -42,7 +42,7 @@ def note_opened_files() -> Iterator[dict[str, bool]]:
 def refuse_unshipped(path: Path, opened: Mapping[str, bool], shipped: Collection[str]) -> None:
     """Refuses files beside the user's file that it has opened and no node will have.
 
-    What its code names by an absolute path is left to that path: it may be there on every node.
+    A file that its code names by an absolute path is left to that path: it may be there on every node.
 
     Args:
         path: the user's file.
@@ -135,7 +135,7 @@ def _absolute_literals(folder: Path, shipped: Collection[str]) -> list[Path]:
 
 
 def _top(name: str) -> str:
-    """What to name of a file in a folder beside the user's file: the folder."""
+    """The part to name of a file in a folder beside the user's file: the folder."""
     first, slash, _ = name.partition("/")
     return first + slash
 

@@ -1,4 +1,4 @@
-"""What tells layers that cost the same from others: their operations, and the numbers they were made with."""
+"""The marks of layers that cost the same: their operations, and the numbers they were made with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _describe_argument(value: Any) -> str:
 
 
 def plain_settings(layer: nn.Module) -> list[str]:
-    """What tells a layer from one of other classes, or made with other numbers: its modules' plain values."""
+    """The plain values of a layer's modules: they tell it from one of other classes or with other numbers."""
     lines = []
     for name, module in layer.named_modules():
         plain = {k: v for k, v in vars(module).items() if isinstance(v, bool | int | float | str | tuple)}

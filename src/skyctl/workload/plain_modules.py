@@ -1,7 +1,7 @@
-"""What model() gives, as layers can be made of it: modules that run as Python, and give tensors.
+"""The result of model(), as layers can be made of it: modules that run as Python, and give tensors.
 
-What only makes a model faster is left out while the user's file and its model() run: ``torch.compile`` and
-``torch.jit``, whose code can't be traced, copied without values, or run on fake tensors. So is the cache of
+Code of ``torch.compile`` and ``torch.jit`` can't be traced, copied without values, or run on fake tensors. As
+both only make a model faster, they are left out while the user's file and its model() run. So is the cache of
 keys and values that a transformers model gives beside its logits: only generating text has a use for it.
 """
 
@@ -32,7 +32,7 @@ class UncompiledModule(nn.Module):
         return getattr(self._orig_mod, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module itself gives."""
+        """The output of the module itself."""
         return self._orig_mod(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What modules keep from one call to the next in plain Python: numbers, texts, and collections of them.
+"""Plain Python values that modules keep from one call to the next: numbers, texts, and collections of them.
 
 A layer is called once per microbatch, again where it is recomputed, on several machines where these share
 the batch, and a resumed run begins anew. So a number in ``self`` that each call changes counts something
@@ -96,7 +96,7 @@ class AttributeLines:
             nn.Module.__setattr__ = before  # type: ignore[method-assign]
 
     def of(self, module: nn.Module, name: str) -> str:
-        """Where an attribute was set; else where the module's forward begins; empty if that is not known."""
+        """The line that set an attribute, else where the module's forward begins; empty if unknown."""
         name = name.removeprefix("len(").rstrip(")").partition(".")[0]
         if (id(module), name) in self._lines:
             return self._lines[id(module), name]
@@ -109,7 +109,7 @@ class AttributeLines:
         return f"{shown}, line {code.co_firstlineno}"
 
     def of_global(self, name: str, model: nn.Module, functions: Sequence[Callable[..., Any]]) -> str:
-        """Where the function begins that knows ``global NAME``."""
+        """The first line of the function that knows ``global NAME``."""
         name = name.removeprefix("global ").partition(".")[0]
         for function in _users_functions(model.modules(), self._folder, functions):
             code = function.__code__

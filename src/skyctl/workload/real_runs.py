@@ -47,7 +47,7 @@ class NeedsValuesError(WorkloadError):
 
 
 class TooLargeError(WorkloadError):
-    """What must be run here does not fit this machine's free memory."""
+    """A run that is needed here does not fit this machine's free memory."""
 
 
 def is_for_lack_of_values(error: BaseException) -> bool:

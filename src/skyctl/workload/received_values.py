@@ -1,4 +1,4 @@
-"""What a layer receives where the model is cut: tensors that are results to autograd, not leaves.
+"""The values that a layer receives where the model is cut: tensors that are results to autograd, not leaves.
 
 Torch refuses to change a leaf in place that requires a gradient. In one process, what the layer before gave
 is no leaf. So every tensor passes a node of the graph here: in training, in the probe and on fake tensors.
@@ -74,7 +74,7 @@ def attach_inputs(
 
 
 def received_value(value: Value) -> Value:
-    """What a layer gave, as the next stage receives it: the same values, without their history."""
+    """A layer's outputs as the next stage receives them: the same values, without their history."""
     tensors = value_tensors(value)
     received, _ = attach_inputs([t.detach() for t in tensors], [t.requires_grad for t in tensors])
     following = iter(received)

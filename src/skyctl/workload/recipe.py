@@ -79,7 +79,7 @@ class Recipe:
         return self.lr_schedule != "constant" or self.warmup_steps > 0
 
     def learning_rate_factor(self, step: int, floor: float = 0.0) -> float:
-        """What the learning rate is multiplied by in that step, counted from 0.
+        """The factor of the learning rate in that step, counted from 0.
 
         It rises in equal parts from 1 / (warm-up + 1) to 1 in step ``warmup_steps``, then falls towards
         ``floor``, which it would reach in step ``total_steps``: no step has a rate of 0.

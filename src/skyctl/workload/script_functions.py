@@ -27,7 +27,7 @@ _GIVEN = {
 }
 """How many values a function is given by position; only parameters after them can be the script's."""
 _SECOND = {"optimizer": "named", "lr_scheduler": "steps"}
-"""What these functions get in addition, where they ask for a second value; its usual name."""
+"""The value that these functions get in addition, if they ask for a second one; its usual name."""
 _PASSED_TO_DATA = ("start", "stop", "owner")
 """Parameters of data() and validation() by which they are told which samples, and whose, are asked for."""
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -80,7 +80,7 @@ def bind_functions(
 
 
 def locate_function(function: Function, path: Path) -> str:
-    """Where the user's function begins, as in ``train.py, line 12``; only the file where that is unknown."""
+    """The line at which the user's function begins, as in ``train.py, line 12``; if unknown, the file."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = Path(code.co_filename) if code is not None else None
     if code is None or file is None or not file.is_relative_to(path.parent):
@@ -219,7 +219,7 @@ def _parse_literal(text: str) -> Any:
 
 
 def _annotations(parameter: inspect.Parameter) -> list[Any]:
-    """What an annotation allows: the members of a union, each a type or a name."""
+    """The types that an annotation allows: the members of a union, each a type or a name."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return []

@@ -1,7 +1,7 @@
 """The whole numbers that a batch holds, and random ones like them.
 
 Which numbers may come is known of the numbers seen alone: a class target may hold −100, which a loss leaves
-out, and nothing from −99 to −1. Where the numbers are few, just these are drawn. Where they are many, those
+out, and nothing from −99 to −1. If the numbers are few, just these are drawn. If they are many, those
 between them may come as well, except where that is doubtful.
 """
 

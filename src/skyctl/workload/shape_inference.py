@@ -187,7 +187,7 @@ class ShapeInference:
     def _three_runs(self, samples: int) -> tuple[list[list[LayerBoundary]], int]:
         """The boundaries for ``samples`` and two larger numbers, and how far these are from each other.
 
-        Where the numbers next to it are refused (a layer that takes even ones only), its multiples serve.
+        If the numbers next to it are refused (a layer that takes even ones only), its multiples serve.
         """
         try:
             return [self.boundaries(samples + more) for more in range(3)], 1
@@ -211,7 +211,7 @@ class ShapeInference:
         return drawn_alike() if index in self._with_values else self.fake_mode
 
     def received(self, index: int, boundary: LayerBoundary, samples: int) -> Value:
-        """What layer ``index`` is run with: fake tensors, or drawn ones (layer 0: as the batch has them)."""
+        """The input of layer ``index``: fake tensors, or drawn ones (layer 0: as the batch has them)."""
         if index not in self._with_values:
             return self.fake_value(boundary)
         if index == 0:

@@ -76,7 +76,7 @@ def write_layer_weights(
 ) -> None:
     """Writes the file that ``ShippedWeights`` reads, for those layers; ``without`` names what is left out.
 
-    What a safetensors file holds is copied in chunks; of the rest one tensor is in memory at a time.
+    The tensors of a safetensors file are copied in chunks; of the rest one tensor is in memory at a time.
 
     Raises:
         SkyctlError: a weights file can't be read, or the disk is full.

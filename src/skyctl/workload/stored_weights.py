@@ -31,7 +31,7 @@ from skyctl.workload.weight_files import (
 
 _OLD_SUFFIXES = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))
 _WRAPPERS = ("module.", "_orig_mod.")
-"""What DistributedDataParallel and ``torch.compile`` put before the names of a model they wrap."""
+"""Prefixes that DistributedDataParallel and ``torch.compile`` put before the names of a model they wrap."""
 
 
 MergePieces = Callable[[str, Mapping[str, Tensor]], Tensor]
@@ -44,7 +44,7 @@ LayerValues = Callable[[int], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class WeightNaming:
-    """What a model's tensors are called in files.
+    """The names of a model's tensors in files.
 
     Attributes:
         names: per layer, own name → name in files.
@@ -280,7 +280,7 @@ class _Faults:
         return [f"{word} {shown_names(names)}" for word, names in parts if names]
 
     def hint(self, path: Path) -> str:
-        """What to do about it."""
+        """The advice on these faults."""
         for wrapper in _WRAPPERS:
             stripped = {name.removeprefix(wrapper) for name in self.left_over if name.startswith(wrapper)}
             if stripped and stripped >= set(self.missing):
@@ -294,7 +294,7 @@ class _Faults:
 
 
 def _number_kind(dtype: torch.dtype) -> str:
-    """What values of a dtype are: those of the same kind can be converted into each other."""
+    """The kind of a dtype's values: those of the same kind can be converted into each other."""
     if dtype.is_complex:
         return "complex"
     if dtype.is_floating_point:

@@ -16,7 +16,7 @@ from torch import Tensor
 from skyctl.errors import WorkloadError
 
 Value: TypeAlias = "Tensor | tuple[Value, ...] | dict[str, Value] | None"
-"""What a layer takes and gives, and what a batch's inputs and targets are; None only within others."""
+"""The inputs and outputs of a layer, and the inputs and targets of a batch; None only within others."""
 
 Structure: TypeAlias = "Mapping[str, Any] | None"
 """None for a tensor, ``{"tuple": [Structure, …]}``, ``{"dict": {key: Structure}}``, ``{"none": []}``."""
@@ -214,7 +214,7 @@ def copy_containers(value: Value) -> Value:
 
 
 def tensor_places(structure: Structure, name: str) -> list[str]:
-    """Where each tensor of a value with that name and structure is, as in ``inputs["image"][0]``."""
+    """The place of each tensor of a value with that name and structure, as in ``inputs["image"][0]``."""
     if structure is None:
         return [name]
     ((_, parts),) = structure.items()

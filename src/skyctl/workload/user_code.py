@@ -246,7 +246,7 @@ def _innermost_frame(exc: BaseException, path: Path) -> tuple[Path, int] | None:
 
 
 def _exit_hint(exc: SystemExit, path: Path) -> str:
-    """What to do about a file that ends the program."""
+    """The advice on a file that ends the program."""
     script = 'below if __name__ == "__main__":'
     if any(Path(frame.filename).name == "argparse.py" for frame in traceback.extract_tb(exc.__traceback__)):
         return (
@@ -258,11 +258,11 @@ def _exit_hint(exc: SystemExit, path: Path) -> str:
 
 
 _RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-"""What a script asks for that expects to be started by torchrun."""
+"""The variables that a script asks for if it expects torchrun to start it."""
 
 
 def _missing_hint(exc: BaseException, path: Path) -> str | None:
-    """What to do about a module, file or variable that is missing; None for other errors."""
+    """The advice on a module, file or variable that is missing; None for other errors."""
     if isinstance(exc, KeyError) and exc.args and exc.args[0] in _RANK_VARIABLES:
         return f"a script that torchrun would start: skyctl run {path.name}"
     if isinstance(exc, ModuleNotFoundError):
@@ -365,7 +365,7 @@ def refuse_without_model(path: Path) -> None:
 
 
 def no_model_error(name: str) -> WorkloadError:
-    """What is wrong with a file of that name that defines no ``model``."""
+    """The error for a file of that name that defines no ``model``."""
     return WorkloadError(
         f"{name} defines no model()",
         hint=f"a script that trains by itself: skyctl run {name}; to be planned and cut into layers it needs "

@@ -13,12 +13,12 @@ from typing import Any
 from skyctl.errors import WorkloadError
 
 METRIC_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]{0,39}"
-"""What a metric may be called: it is shown in lines and tables, and is a key in files."""
+"""The form of a metric's name: it is shown in lines and tables, and is a key in files."""
 MAX_METRICS = 16
 
 
 def read_metrics(given: Any, who: str) -> dict[str, float]:
-    """What a ``metrics()`` gave, as numbers by name; values may be tensors of one element.
+    """The results of a ``metrics()``, as numbers by name; values may be tensors of one element.
 
     Args:
         who: the function that gave it, as in ``train.py: metrics()``.

@@ -319,7 +319,7 @@ class Workload:
         return TextData(source.kind, source.sizes, text, spec.batch_size, seed)
 
     def record_reader(self, held_out: bool | None = None) -> BlockReader:
-        """What reads the records of ``--data`` as rows for the model.
+        """The reader of the records of ``--data`` as rows for the model.
 
         Args:
             held_out: those that are held out for validation, or all others; None: all, for none is.

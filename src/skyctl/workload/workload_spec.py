@@ -35,7 +35,7 @@ _WORKLOAD_HINT = (
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from.
+    """The source of the model.
 
     Attributes:
         kind: ``gpt`` or ``bert``, with ``sizes``; ``file``, the user's file ``path`` with ``arguments``; or

@@ -1,7 +1,7 @@
-"""What surrounds a call of a forward: contexts that a layer enters again, and those that it can't.
+"""The surroundings of a call of a forward: contexts that a layer enters again, and those that it can't.
 
-``no_grad`` and ``autocast`` are written down with each call. What else changes what torch does from outside
-of a call (seeds, default dtypes, ``vmap``) is named, with the line, so that nothing of it is lost.
+``no_grad`` and ``autocast`` are written down with each call. An error names anything else that changes torch
+from outside of a call (seeds, default dtypes, ``vmap``), with the line, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AutocastRequest:
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a call is surrounded by.
+    """The contexts around a call.
 
     Attributes:
         grad: whether gradients are recorded.
@@ -83,7 +83,7 @@ class ContextWatch:
         self.note_generators()
 
     def context(self) -> CallContext:
-        """What surrounds a call that is made now."""
+        """The contexts around a call that is made now."""
         return CallContext(torch.is_grad_enabled(), tuple(self.autocasts))
 
     def note_generators(self) -> None:
@@ -91,7 +91,7 @@ class ContextWatch:
         self._generators = _generator_states()
 
     def what_is_lost(self) -> str | None:
-        """What a layer could not do again of what surrounds a call that is made now; None: nothing."""
+        """The part of the surroundings of a call made now that a layer could not do again; None: nothing."""
         if torch.is_inference_mode_enabled():
             return "it runs under inference_mode; no_grad can be followed"
         if torch.get_default_dtype() != self._dtype:

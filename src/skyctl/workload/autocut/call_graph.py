@@ -125,7 +125,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class FlowingValue:
-    """What is known of a tensor that flows.
+    """The known properties of a tensor that flows.
 
     Attributes:
         shape: at the samples of its trace.
@@ -173,7 +173,7 @@ class Call:
 
     @property
     def what(self) -> str:
-        """What is called, in words for errors: ``layer1.0`` or ``torch.cat``."""
+        """The called module or function, in words for errors: ``layer1.0`` or ``torch.cat``."""
         if self.module is not None:
             return self.module
         name = getattr(self.function, "__qualname__", "") or getattr(self.function, "__name__", "")

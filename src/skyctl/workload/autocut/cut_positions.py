@@ -1,4 +1,4 @@
-"""Where a graph of calls is cut into layers.
+"""The positions at which a graph of calls is cut into layers.
 
 A cut before a call carries every flowing value that was made before it and is needed from there on. No cut
 separates two uses of a parameter by one name (by two, as where an embedding is tied to its head, the layers
@@ -121,7 +121,7 @@ class CutFinder:
         ]
 
     def carried_bytes(self, position: int) -> int:
-        """What such a cut carries, in bytes at the samples of the trace."""
+        """The size of the values that such a cut carries, in bytes at the samples of the trace."""
         return sum(self.values[number].nbytes for number in self.carried(position))
 
     @cached_property
@@ -252,7 +252,7 @@ class CutFinder:
         return sorted(chosen, key=lambda unit: unit.start)
 
     def positions(self) -> list[int]:
-        """Where the graph is cut: before these calls, ascending."""
+        """The positions at which the graph is cut: before these calls, ascending."""
         positions = []
         last = 0
         for anchor, other in pairwise(self.anchors):

@@ -1,7 +1,7 @@
 """One graph of calls from several traces: at several numbers of samples, in ``train()`` and in ``eval()``.
 
-The traces must have the same calls. What differs between their arguments is a number that grows with the
-samples, or is one thing in training and another in evaluation; anything else is refused with its line.
+The traces must have the same calls. An argument that differs is a number that grows with the samples, or is
+one thing in training and another in evaluation. An error refuses any other, with its line.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _merge_leaf(values: Sequence[Any], traces: Sequence[Trace]) -> Any:
 
 
 def _by_mode(values: Sequence[Any], traces: Sequence[Trace]) -> ByMode:
-    """What is the same at all numbers of samples, but not in both modes."""
+    """A value that is the same at all numbers of samples, but not in both modes."""
     kept = {}
     for mode in (True, False):
         mine = [v for t, v in zip(traces, values, strict=True) if t.training == mode]

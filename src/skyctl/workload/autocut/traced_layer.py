@@ -31,7 +31,7 @@ CONSTANTS = "traced_constants"
 
 @dataclass(frozen=True)
 class SampleCount:
-    """Where a layer's inputs show how many samples they are: size ``dimension`` of input ``place``."""
+    """The input size that shows how many samples a layer is given: size ``dimension`` of input ``place``."""
 
     place: int
     dimension: int
@@ -45,7 +45,7 @@ class SampleCount:
 
 @dataclass(frozen=True, eq=False)
 class LayerProgram:
-    """What a layer runs; it holds no tensors, so copies of the layer share it.
+    """The program that a layer runs; it holds no tensors, so copies of the layer share it.
 
     Attributes:
         frees: by call, the values that nothing needs after it.
@@ -78,7 +78,7 @@ class ModuleModes:
 
     @classmethod
     def read(cls, model: nn.Module) -> ModuleModes:
-        """What ``model.train()`` and ``model.eval()`` do to its modules; it is left in ``train()``."""
+        """Reads what ``model.train()`` and ``model.eval()`` do to its modules; leaves it in ``train()``."""
         model.eval()
         kept_in_train = frozenset(name for name, module in model.named_modules() if module.training)
         model.train()

@@ -20,7 +20,7 @@ class CannotFollowError(Exception):
 
 
 def explain_failed_call(exc: Exception) -> str:
-    """What ended a call on tensors without values."""
+    """The reason why a call on tensors without values failed."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     if isinstance(exc, DynamicOutputShapeException):

@@ -1,6 +1,6 @@
 """Submodules that ask for values, while a forward is traced: run on real tensors, each by itself.
 
-What such a submodule gives goes on as fake tensors. So only its results' shapes are taken from the real run;
+Such a submodule's output goes on as fake tensors. So only its results' shapes are taken from the real run;
 what the traced forward itself does may not depend on values, as ever.
 """
 
@@ -54,7 +54,7 @@ class ValueFallback:
         return fall_back
 
     def _run(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module gives, as fake tensors; notes on them, too, what it has written to."""
+        """The module's results, as fake tensors; marks the fake ones of tensors that it has written to."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         fake = [*tensors_in((args, kwargs)), *module.parameters(), *module.buffers()]

@@ -1,4 +1,4 @@
-"""What ``--data`` with records means, checked as far as the first records tell. No torch here."""
+"""The meaning of ``--data`` with records, checked as far as the first records tell. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECKED_FILES = 100
 
 @dataclass(frozen=True)
 class RecordChoices:
-    """What the user said of how records are used.
+    """The user's choices of how records are used.
 
     Attributes:
         packing: None: nothing, so samples are packed.

@@ -1,7 +1,7 @@
 """Files of records of other kinds, written as JSON lines: JSON arrays, CSV and Parquet. No torch here.
 
 One record is in memory at a time. A line of the file that is written is a record of the one that is read, so
-that errors can count in either. What was written is removed when nobody reads it any more.
+that errors can count in either. A file that was written is removed when nobody reads it any more.
 """
 
 from __future__ import annotations

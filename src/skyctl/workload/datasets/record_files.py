@@ -1,7 +1,7 @@
 """The files of ``--data`` that hold records, and how a node is told of them. No torch here.
 
-Whatever the user's files are, records are read as JSON lines: other kinds are converted first
-(``line_conversion``), record by record, on the launcher.
+Records are read as JSON lines, whatever the user's files are: the launcher converts other kinds first
+(``line_conversion``), record by record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECORD_SUFFIXES = (*LINE_SUFFIXES, ".json", ".csv", ".parquet")
 FILE_LIST_MAGIC = b'{"kind": "skyctl record files 1"'
 """So begins what a node is sent in the place of the files: a list of them."""
 _NO_RECORDS = ("dataset_info.json", "dataset_infos.json", "state.json")
-"""What the library ``datasets`` writes beside the records of a folder."""
+"""The files that the library ``datasets`` writes beside the records of a folder."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def read_file_list(path: Path) -> list[RecordFile] | None:
 
 
 def shown_name(data: Path, path: Path) -> str:
-    """What errors call a file of ``--data``: its name, or within a folder its place there."""
+    """The name of a file of ``--data`` in errors: its own, or within a folder its place there."""
     return os.path.relpath(path, data.parent) if data.is_dir() else path.name
 
 

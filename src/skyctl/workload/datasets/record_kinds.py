@@ -135,7 +135,7 @@ def kind_of(record: Mapping[str, Any]) -> str:
 
 
 def read_source(record: Mapping[str, Any], kind: str) -> Source:
-    """What is trained on of a record of that kind.
+    """The part of a record of that kind that is trained on.
 
     Raises:
         BadRecordError: it is of another kind, or a part of it is missing, empty or of a wrong type.
@@ -255,7 +255,7 @@ def _chat(messages: list[dict[str, Any]], record: Mapping[str, Any], unlearnt: f
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What else a template is given: tools, as a list or as its JSON, and settings of its own."""
+    """The other arguments of a template: tools, as a list or as its JSON, and settings of its own."""
     found = dict(record.get("chat_template_kwargs") or {})
     if record.get("functions"):
         raise BadRecordError("it has functions, an old form: name them as tools")

@@ -2,7 +2,7 @@
 
 A block of lines is read, rendered and packed by itself, so the rows of one are the same in every epoch. Some
 blocks from all over the files are a group; groups follow each other, and the rows of a group are shuffled.
-What is in memory at a time are two groups, and small data as a whole. To begin in the middle of an epoch, the
+Two groups are in memory at a time, and small data as a whole. To begin in the middle of an epoch, the
 rows before are counted, block by block, not trained on; a run's nodes keep those counts as long as it lasts.
 """
 
@@ -36,7 +36,7 @@ Row = list[Sample]
 
 @dataclass
 class Counts:
-    """What was found in the records that were read.
+    """The counts over the records that were read.
 
     Attributes:
         records: those read, bad ones included.
@@ -231,7 +231,7 @@ class RowOrder:
         return rows
 
     def _known_sizes(self) -> dict[Block, int]:
-        """What other processes of this run on this node have found; a line that is torn is passed over."""
+        """The sizes that other processes of this run on this node have found; passes over a torn line."""
         file = self._reader.row_counts
         if file is None or not file.is_file():
             return {}

@@ -18,7 +18,7 @@ LEARNT_MARKS = ("⟦", "⟧")
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found.
+    """The findings of a survey.
 
     Attributes:
         counts: of what was read.
@@ -49,7 +49,7 @@ class Survey:
         }
 
     def lines(self) -> list[str]:
-        """What the user is told, a line each; the sample is the last one."""
+        """The findings that the user is told, a line each; the sample is the last one."""
         counts = self.counts
         found = [
             f"data: {counts.records:,} records{'' if self.whole else self._part()}, "

@@ -108,7 +108,7 @@ class FusedExpert(nn.Module):
         }
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What the expert gives for the tokens."""
+        """The expert's output for the tokens."""
         first = torch.zeros(len(tokens), 1, dtype=torch.int64, device=tokens.device)
         out: Tensor = self.fused(tokens, first, torch.ones_like(first, dtype=tokens.dtype))
         return out

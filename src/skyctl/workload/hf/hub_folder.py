@@ -18,7 +18,7 @@ CONFIG_NAME = "config.json"
 DEFAULT_CONTEXT = 512
 OPTION_NAMES = ("context", "untie")
 RECORD_FORMS = ("", "padded", "packed")
-"""What a row of the data is, by the option ``records``: a piece of a text, one record, or several."""
+"""The contents of a row of the data, by the option ``records``: a piece of a text, one record, or several."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -130,7 +130,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def config_files(folder: Path) -> dict[str, bytes]:
     """The files that every node needs of the folder: its config. Text goes as token ids, weights by layer.
 
-    Who reads records needs ``digested_files``: they are tokenised as they are read.
+    A node that reads records needs ``digested_files``: it tokenises the records as it reads them.
     """
     return {CONFIG_NAME: read_file(folder / CONFIG_NAME)}
 

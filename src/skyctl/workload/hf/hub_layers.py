@@ -4,9 +4,9 @@ The modules and their order are those of the library's own pipeline plan (``base
 config), or of a small table here. Blocks are cut into their two halves where their parts are of a known form.
 Whether the layers together compute what the library's ``forward`` does is checked by ``hub_model``.
 
-A layer holds modules of the library's own and does what the library does between them. What the library
-computes once for all blocks (attention mask, positions, rotary cos and sin) is computed anew in each
-attention from the shape of its input: cheaper than sending it.
+A layer holds modules of the library's own and does what the library does between them. The library computes
+the attention mask, positions, and rotary cos and sin once for all blocks. Here each attention computes them
+anew from the shape of its input: cheaper than sending them.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _mask_function(settings: HubSettings, index: int) -> Callable[..., Any]:
 
 
 def _rotary_kind(config: Any, rotary: nn.Module | None, index: int) -> str | None:
-    """What ``rotary`` is told of block ``index``: its kind of attention, where it takes that."""
+    """The kind of attention of block ``index``, for ``rotary``; None: it does not take that."""
     if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
         return None
     return str(config.layer_types[index])

@@ -28,7 +28,7 @@ from skyctl.workload.user_code import describe_exception
 
 MIN_PEFT = (0, 18)
 _FILE_PREFIX = "base_model.model."
-"""What stands before the names of the library's model in a folder of ``peft``."""
+"""The prefix before the names of the library's model in a folder of ``peft``."""
 _TASKS = {"causal": "CAUSAL_LM", "masked": None, "classes": "SEQ_CLS"}
 _TRAINED_HEADS = {"classes": ["classifier"]}
 """By task, the modules that ``peft`` trains in any case, because no stored weights have them."""
@@ -152,7 +152,7 @@ def add_adapters(model: Any, lora: Mapping[str, Any], settings: HubSettings, fol
 
 
 def _linear_names(model: Any) -> list[str]:
-    """What the model's linear layers are called in their blocks, without its head.
+    """The names of the model's linear layers in their blocks, without its head.
 
     Of experts that are one tensor together ``peft`` would adapt that tensor, under "all-linear".
     """

@@ -142,6 +142,6 @@ def _suggest(word: str) -> str:
 
 
 def suggest_module(word: str, known: Sequence[str]) -> str:
-    """What may be meant by a module that the model lacks: one of its own, or an option of ``--lora``."""
+    """The suggestion for a module that the model lacks: one of its own, or an option of ``--lora``."""
     close = difflib.get_close_matches(word, [*known, *SHORT_NAMES, *LORA_DEFAULTS], n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -18,7 +18,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class PromptTokenizer:
-    """What is said to the model of a folder, and what it says.
+    """The tokenizer of the prompts to the model of a folder, and of its answers.
 
     Args:
         folder: with ``config.json`` and maybe a tokenizer.

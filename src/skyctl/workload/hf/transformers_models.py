@@ -1,6 +1,6 @@
 """Builds models with the ``transformers`` library, imported late: reads the config, builds without values.
 
-What can't be cut or trained here is refused by its ``model_type``, with what can.
+A model that can't be cut or trained here is refused by its ``model_type``, with those that can.
 """
 
 from __future__ import annotations
