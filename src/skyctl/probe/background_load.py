@@ -1,4 +1,4 @@
-"""Who else used a device's processors while it was measured, and what that means for its times. Pure.
+"""Load by others on a device's processors while it was measured, and what it means for its times. Pure.
 
 Every device counts what its own process used, what all used under its quota, and what all used on the
 machine's processors. The probe's own processes on one machine are no strangers to each other: training will
@@ -27,7 +27,7 @@ OTHERS_CPUS = 0.03
 """And from so many processors on: on a tenth of one, an agent's heartbeat is a percent or two."""
 
 SHORT_SHARE = 0.12
-"""What it got less than its due is worth a word from this part on."""
+"""A device that falls short of its due by more than this part of it gets a note."""
 
 STOOD_STILL_S = 0.3
 STOLEN_SHARE = 0.05
@@ -37,7 +37,7 @@ GPU_HELD_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class LoadReading:
-    """What one device's process counted (``probe/node/load_counters.py``).
+    """The counts of one device's process (``probe/node/load_counters.py``).
 
     ``scope``: equal for devices that draw on the same processors; ``machine``: for those of one machine.
     ``cpus``: how many the scope has; ``bound``: by a quota. ``slowdown``: emulated, part of the time asleep.
@@ -208,7 +208,7 @@ def _cpu_count_text(cpus: float) -> str:
 
 
 class LauncherUse:
-    """What the launcher itself uses of its machine, counted from when this is made."""
+    """The launcher's own use of its machine, counted from when this is made."""
 
     def __init__(self) -> None:
         self._start = time.monotonic(), time.process_time()
@@ -264,7 +264,7 @@ def _gloo_note(member: DeviceProbe) -> str | None:
 
 
 def _threads_note(member: DeviceProbe, members: Sequence[DeviceProbe], sharing: dict[int, int]) -> str | None:
-    """Where a device gets fewer threads than it would alone."""
+    """The note on a device that gets fewer threads than it would alone; None for others."""
     count = sharing.get(id(member))
     if count is None or member.node.threads is not None or count >= int(member.facts["threads"]):
         return None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """What was measured between nodes, in the records of a profile."""
+    """The measurements between nodes, in the records of a profile."""
 
     links: Sequence[LinkProfile]
     sites: Sequence[SiteProfile] = ()
@@ -178,7 +178,7 @@ def _known_timings(
     options: ProbeOptions,
     now: str,
 ) -> CachedTimings:
-    """What need not be measured: all but the costliest layers of a recheck, else what still holds."""
+    """Timings that need not be measured: all but the costliest layers' of a recheck, else those that hold."""
     if options.recheck is not None:
         size = shapes[0].microbatch_size if shapes else 0
         return costliest_layers(options.recheck.then, size, probes.alive())
@@ -224,7 +224,7 @@ def _compare_cut(
     options: ProbeOptions,
     on_progress: ProbeProgress,
 ) -> CutComparison | None:
-    """What is known of the workload's cut, or what a node finds of it now."""
+    """The comparison that is known of the workload's cut, or one that a node makes now."""
     if workload is None:
         return None
     if options.recheck is not None:

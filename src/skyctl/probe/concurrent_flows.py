@@ -222,7 +222,7 @@ class FlowPlayer:
 
 
 def arrivals_of(answers: Answers, names: Sequence[str]) -> dict[str, dict[str, list[float]]] | str:
-    """What all of them received, by node and peer; or the first reason why that is not known."""
+    """The arrivals at all of them, by node and peer; or the first reason why those are not known."""
     arrivals = {}
     for name in names:
         answer = answers[name]

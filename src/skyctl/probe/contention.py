@@ -1,4 +1,4 @@
-"""What links share: one node's line to its network, and one site's uplink to all others.
+"""Capacity that links share: one node's line to its network, and one site's uplink to all others.
 
 Pairwise rates don't tell it. A stage in the middle of a pipeline gets activations from one neighbour and
 gradients from the other over one network card; and all links that leave a site may cross one path. So several
@@ -8,9 +8,9 @@ flows are run at the same time, and what they get together is held against what 
   to both peers, as in training. Triples without a node in common run in the same round. One short window is
   no evidence where it comes near to what the links say: those flows run again, for longer.
 * A site's uplink: two flows at once, each between another node of the site and another one outside, where
-  possible at two different other sites; one direction at a time. Where they get clearly less together than
-  the links say, both are measured alone the same way, and together once more. Where only two sites exist, the
-  one path between them is named once, after the first of them that has two nodes.
+  possible at two different other sites; one direction at a time. If they get clearly less together than the
+  links say, both are measured alone the same way, and together once more. If only two sites exist, the one
+  path between them is named once, after the first of them that has two nodes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ UPLINK_SIZES = FlowSizes(
 
 
 def shared_rate(both: float, singles: Sequence[float], fastest: float) -> float | None:
-    """What a line carries, all in bytes per second; None where it is not seen to be shared.
+    """The rate that a line carries, all in bytes per second; None if it is not seen to be shared.
 
     Args:
         both: what two flows got together.
@@ -176,7 +176,7 @@ def measure_node_lines(
 
 
 class _NodeLines:
-    """What each triple's flows got together, the best of all times that they ran."""
+    """The rates that each triple's flows got together, the best of all times that they ran."""
 
     def __init__(self, links: LinkTable) -> None:
         self._links = links
@@ -238,7 +238,7 @@ class _NodeLines:
     def _joint_rates(
         self, player: FlowPlayer, triple: HubTriple, answers: Answers
     ) -> dict[Direction, float] | str:
-        """What the flows of each direction got together (bytes per second), or why that is not known."""
+        """The rate that each direction's flows got together (bytes per second), or why it is not known."""
         names = (triple.hub, *triple.peers)
         arrivals = arrivals_of(answers, names)
         if isinstance(arrivals, str):
@@ -267,7 +267,7 @@ class _NodeLines:
 
 
 def triple_settle_s(links: LinkTable, triple: HubTriple, sizes: FlowSizes = NODE_SIZES) -> float:
-    """What is left out at the start of a triple's flows."""
+    """The seconds that are left out at the start of a triple's flows."""
     ends = [ends for p in triple.peers for ends in ((p, triple.hub), (triple.hub, p))]
     return sizes.settle_for(max(links[way].latency_s or 0.0 for way in ends))
 
@@ -367,7 +367,7 @@ def measure_uplinks(
 
 
 def _measure_uplink(player: FlowPlayer, links: LinkTable, trial: UplinkTrial) -> UplinkProfile | str | None:
-    """What the site shares in that direction, None where nothing, or why that is not known."""
+    """The uplink that links share in that direction, None if they share none, or why that is not known."""
     both = _flows_rate(player, links, trial.flows)
     if isinstance(both, str):
         return both

@@ -22,7 +22,7 @@ DEADLINE_S = 900.0
 
 
 def known_comparison(earlier: Sequence[Profile], digest: str) -> CutComparison | None:
-    """What an earlier probe, by this version of skyctl, has found of the same files; None: nothing."""
+    """An earlier probe's comparison of the same files, by this version of skyctl; None: there is none."""
     for profile in earlier:
         work = profile.workload
         if work is None or work.digest != digest or work.comparison.skyctl != skyctl.__version__:

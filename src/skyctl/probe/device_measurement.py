@@ -35,7 +35,7 @@ FAILED_SHARE = -1.0
 UNFINISHED_SHARE = 0.99
 """The largest share of a node that has not ended."""
 MORE = 1.5
-"""What counts is measured for so many budgets at most, or as long as the slowest device's first pass took."""
+"""The measurements that count take so many budgets at most, or as long as the slowest device's first pass."""
 
 OrderMaker = Callable[[str, "str | None"], ProbeOrder]
 """``probe_order`` of a cluster, by node and device; no device: the node's first."""
@@ -135,8 +135,8 @@ def measure_devices(
 ) -> None:
     """Measures every device at once.
 
-    What counts is measured from when the last device has been through its layers, until the last one's layers
-    have converged.
+    The measurements that count run from when the last device has been through its layers, until the last
+    one's layers have converged.
 
     Args:
         budget_s, cap_s: seconds that a device's first pass may take, and all of its measuring.

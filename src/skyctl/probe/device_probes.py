@@ -27,7 +27,7 @@ SILENCE_S = 45.0
 
 
 class TaskLike(Protocol):
-    """What is used of ``remote.remote_task.RemoteTask``."""
+    """The part of ``remote.remote_task.RemoteTask`` that is used here."""
 
     def send(self, message: dict[str, Any], body: bytes = b"") -> None:
         """Sends a message to the task."""
@@ -40,7 +40,7 @@ class TaskLike(Protocol):
 
 
 class SessionLike(Protocol):
-    """What is used of ``remote.agent_session.Session``."""
+    """The part of ``remote.agent_session.Session`` that is used here."""
 
     @property
     def node(self) -> Node:
@@ -185,8 +185,8 @@ class DeviceProbes:
 
         Args:
             fatal: False: who has not is only waited for no longer.
-            handler: called with every event of every member, except log lines and endings. What it refuses
-                (ProtocolError) is a failure of the member's node.
+            handler: called with every event of every member, except log lines and endings. An event that
+                it refuses (ProtocolError) is a failure of the member's node.
         """
         kinds = {kind} if isinstance(kind, str) else set(kind)
         waiting = {id(member): member for member in members}
@@ -212,7 +212,7 @@ class DeviceProbes:
                 return
 
     def _take(self, came: GroupEvent[DeviceProbe]) -> dict[str, Any] | None:
-        """What has come, where it is an event for the handler."""
+        """The event that has come, if it is one for the handler."""
         member = came.key
         member.heard_at = awake_s()
         if came.ended:

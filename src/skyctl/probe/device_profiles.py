@@ -1,4 +1,4 @@
-"""What the probe's processes sent → the records of devices and nodes."""
+"""The records of devices and nodes, made from what the probe's processes sent."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def failed_link_lines(profile: Profile) -> list[str]:
 
 
 def slow_link_lines(profile: Profile, summary: LinkSummary) -> list[str]:
-    """What the medians of a map by site hide: least and greatest rate, and which pairs are slow.
+    """Lines on what a map's medians by site hide: least and greatest rate, and which pairs are slow.
 
     Only where a pair is much slower than the median, but always where all nodes are one site.
     """

@@ -139,7 +139,7 @@ MOST_SUSPECTS = 12
 
 
 def default_link_selection(nodes: int) -> LinkSelection:
-    """What is measured where nothing is said."""
+    """The links that are measured if nothing is said."""
     return "all" if nodes <= MOST_NODES_ALL_PAIRS else "sites"
 
 

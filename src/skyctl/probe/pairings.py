@@ -1,4 +1,4 @@
-"""Who measures with whom when: rounds of pairs, no node twice in a round. Pure."""
+"""The order in which nodes measure with each other: rounds of pairs, no node twice in a round. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Reads what a device's probe sends, and refuses what none would: its node then can't be measured.
 
-What is checked: kinds, types, ranges (``probe.node.probe_events``), that a device is one of the node's own
-and the one that was asked for, that just the layers that were to be timed are, and that no figure is faster
-than physics. A device that only claims to be faster than it is can't be told before it trains.
+It checks kinds, types and ranges (``probe.node.probe_events``), and that a device is one of the node's own
+and the one that was asked for. It also checks that just the layers that were to be timed are, and that no
+figure is faster than physics. A device that only claims to be faster than it is can't be told before it
+trains.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LayerFlops = Mapping[tuple[str, int], float]
 
 
 class ProbedDevice(Protocol):
-    """What is looked at of a ``device_probes.DeviceProbe``."""
+    """The part of a ``device_probes.DeviceProbe`` that is looked at."""
 
     node: Node
     asked: str | None

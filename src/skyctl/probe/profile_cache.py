@@ -1,4 +1,4 @@
-"""What earlier profiles of a cluster say that need not be measured again.
+"""Figures in earlier profiles of a cluster that need not be measured again.
 
 The profiles that are kept are the cache: a device's layer timings hold while its fingerprint is the same, and
 links while both their ends are what and where they were. Memory, load and versions are always read anew.
@@ -36,7 +36,7 @@ TimingKey = tuple[str, int]
 
 
 def fingerprint(facts: Mapping[str, Any], device: str, slowdown: float, sharing: int) -> str:
-    """What must be the same for a device's timings to hold, as one readable line.
+    """The properties that must be the same for a device's timings to hold, as one readable line.
 
     Args:
         facts: the node's (``device/node_environment.py``).
@@ -158,7 +158,7 @@ def cached_timings(
     *,
     gloo: bool = False,
 ) -> CachedTimings:
-    """What holds of the layers that are wanted, from profiles given newest first.
+    """The timings that still hold of the layers that are wanted, from profiles given newest first.
 
     Args:
         gloo: what messages cost over Gloo is wanted, too.

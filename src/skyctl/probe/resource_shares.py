@@ -24,7 +24,7 @@ class SeenMemory:
 
 @dataclass(frozen=True)
 class UsableMemory:
-    """What one device may use, and in words where that figure comes from."""
+    """The memory that one device may use, and in words where that figure comes from."""
 
     memory_bytes: float
     memory_from: str

@@ -20,7 +20,7 @@ SiteNames = list[list[str]]
 GAP_RATIO = 3.0
 """Between sites it is so many times as far as within them."""
 NEAR_S = 0.25e-3
-"""What is nearer than this counts as this: on a fast network a few packets' time is no gap."""
+"""A shorter latency than this counts as this: on a fast network a few packets' time is no gap."""
 FAR_S = 3e-3
 """Nodes that are all this far from each other are sites of their own, with no gap to be seen."""
 SAME_SITE_SHARE = 0.5

@@ -18,7 +18,7 @@ from skyctl.probe.node.repetition_timer import Repetition, RepetitionTimer
 from skyctl.probe.node.samples import LEAST_OWN_SHARE, TimingSample, trimmed_error, trimmed_mean
 
 CHEAP_S = 0.01
-"""Where a layer takes more, the overhead is lost in it, and does not matter."""
+"""If a layer takes more, the overhead is lost in it, and does not matter."""
 ENOUGH_SHARE = 0.03
 """The overhead is known well enough within this part of a layer (one standard error)."""
 MIN_ROUNDS = 5

@@ -1,4 +1,4 @@
-"""What a device does whatever the workload: an MLP, for when there is none, and adding up gradients."""
+"""Speeds of a device whatever the workload: at an MLP, for when there is none, and at adding up gradients."""
 
 from __future__ import annotations
 

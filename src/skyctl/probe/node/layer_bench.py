@@ -18,8 +18,8 @@ from skyctl.probe.node.window_bench import OPTIMIZER_SHARE, LayerBudget, WindowB
 
 MIN_TOTAL_S = 1.0
 FIRST_SHARE = 0.5
-"""Of the budget, for the first pass over layers in company. What counts is then measured for as long as the
-budget says in any case: a machine's speed also changes within seconds, which no interval of one second's
+"""Of the budget, for the first pass over layers in company. The measurement that counts then takes as long as
+the budget says in any case. A machine's speed also changes within seconds, which no interval of one second's
 repetitions shows."""
 
 FIRST_PASS_CAP = 0.8
@@ -157,7 +157,7 @@ class LayerBench:
             self.bench.measure(self._layers, window, size, timed, budget, updated)
 
     def action_s(self) -> float:
-        """What a stage's forward and backward take together whatever their layers.
+        """The time that a stage's forward and backward take together, whatever their layers.
 
         In seconds of the CPU's clock where there is a wall/CPU ratio, else of the wall's.
         """

@@ -15,7 +15,7 @@ Both ends run ``measure`` on a connected pair; each reports the direction in whi
 
 ``run_hub`` and ``exchange_flows``: several flows at once between a hub and its peers, as training sends them.
 Every flow is a number of messages of one size, all of its receives posted beforehand; its receiver notes
-when each was there. What comes of the times is the launcher's to judge (``probe/contention.py``).
+when each was there. The launcher judges what comes of the times (``probe/contention.py``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PING = 1
 
 
 class PointToPoint(Protocol):
-    """What is measured: a ``PeerConnection`` (a test's fake has just these)."""
+    """The connection that is measured: a ``PeerConnection`` (a test's fake has just these methods)."""
 
     def send(self, tensor: torch.Tensor, tag: int) -> Work:
         """Starts sending a tensor to the other end."""
@@ -85,7 +85,7 @@ class LinkSpeed:
 
 
 class _ByteCost:
-    """What streams took of this process's CPU time."""
+    """The CPU time of this process that streams took."""
 
     def __init__(self) -> None:
         self._cpu_s = 0.0
@@ -318,7 +318,7 @@ def _answer_pings(line: PointToPoint) -> None:
 
 @dataclass(frozen=True)
 class FlowSpec:
-    """What one pair carries, as this end sees it. Bytes are a message's, at least 1."""
+    """The messages that one pair carries, as this end sees them. Bytes are a message's, at least 1."""
 
     messages: int
     send_bytes: int

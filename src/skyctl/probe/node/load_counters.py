@@ -1,6 +1,6 @@
 """Counters of a node's load while a device is measured: who uses its processors, and what holds it back.
 
-Only counts are read here. Who the others are is told by the launcher, which knows what the probe's own
+Only counts are read here. The launcher tells who the others are: it knows what the probe's own
 processes on the same machine used (``probe/background_load.py``). A count that can't be had is None.
 """
 

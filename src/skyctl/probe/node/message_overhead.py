@@ -6,9 +6,9 @@ lies between the last action of a step and the first of the next is so much more
 That time is taken from the layers: 1 ms is 10 ms on a tenth of a core, or on one that ten nodes share. It is
 measured by running the real thing in this process: three stages, each a training loop in a thread of its own,
 over loopback connections, with layers that sleep, so that the stages wait for each other as they do in
-training. What the process's CPU clock shows beyond the layers' own is shared by the three. How much wall time
-goes by for that is known from the layers: here more threads than in training wait for Python's lock and for a
-core, and equal nodes came to seconds that differed fivefold.
+training. The three share the time that the process's CPU clock shows beyond the layers' own. How much wall
+time goes by for that is known from the layers: here more threads than in training wait for Python's lock and
+for a core, and equal nodes came to seconds that differed fivefold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a device's probe tells the launcher: one frozen record for each kind of event.
+"""The events that a device's probe sends the launcher: one frozen record for each kind.
 
 ``agent.task_events`` reads them. Figures have physical limits: a device that claims to be faster than any
 there is, or to take less than no time, is refused. Needs the standard library only.
@@ -48,7 +48,7 @@ class FoundDevice:
 
 @dataclass(frozen=True)
 class ProbeFacts:
-    """What the process found where it was started (``device.node_environment.collect_environment``).
+    """Facts that the process found where it was started (``device.node_environment.collect_environment``).
 
     ``device``: which one it is for. ``max_cpu_isa``: as a profile has it.
     """
@@ -76,7 +76,7 @@ class ProbeFacts:
 
 @dataclass(frozen=True)
 class ComparedEvent:
-    """What came of training the model whole and cut (``worker.cut_check``), or the error for the user."""
+    """The outcome of training the model whole and cut (``worker.cut_check``), or the error for the user."""
 
     kind: ClassVar[str] = "compared"
     verdict: Label = "not compared"
@@ -129,7 +129,7 @@ class LayerFigures:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What others did with a card before it was measured."""
+    """The use that others made of a card before it was measured."""
 
     busy: Annotated[float, Within(0.0, 1.0)] | None = None
     held_bytes: Bytes | None = None
@@ -137,7 +137,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class LoadCounts:
-    """What was counted while the device was measured (``probe.node.load_counters``)."""
+    """The counts taken while the device was measured (``probe.node.load_counters``)."""
 
     wall_s: Annotated[float, Within(1e-6, 1e9)]
     own_s: Seconds | None = None
@@ -155,7 +155,7 @@ class LoadCounts:
 
 @dataclass(frozen=True)
 class MessageFigures:
-    """What messages cost over one backend."""
+    """The costs of messages over one backend."""
 
     handling_s: Seconds
     handling_byte_s: ByteSeconds
@@ -190,7 +190,7 @@ class TimingsEvent:
 
 @dataclass(frozen=True)
 class LinkListening:
-    """Where it waits for the other end of a link."""
+    """The address and port at which the process waits for the other end of a link."""
 
     kind: ClassVar[str] = "listening"
     address: Address
@@ -211,7 +211,7 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class HubListening:
-    """Where a hub waits for its peers, in the order in which it was told of them."""
+    """The address and ports at which a hub waits for its peers, in the order in which it was told of them."""
 
     kind: ClassVar[str] = "line-listening"
     hub: Label

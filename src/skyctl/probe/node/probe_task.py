@@ -62,7 +62,10 @@ HEARTBEAT_S = 5.0
 
 
 class LauncherChannel(Protocol):
-    """What is used of ``agent.task_runner.TaskChannel``. ``cache``: the node's folder that outlives runs."""
+    """The part of ``agent.task_runner.TaskChannel`` that is used here.
+
+    ``cache``: the node's folder that outlives runs.
+    """
 
     @property
     def cache(self) -> Path:
@@ -247,7 +250,7 @@ class _ProbeServer:
     def _message_costs(
         self, backend: str, ratio: float, adding_s: float, gradient_bytes: float
     ) -> dict[str, float]:
-        """What messages cost over that backend, in seconds of the node.
+        """The costs of messages over that backend, in seconds of the node.
 
         Args:
             ratio: of these, for one of its processors'.
@@ -263,7 +266,7 @@ class _ProbeServer:
         }
 
     def _gloo_figures(self, ratio: float, adding_s: float, gradient_bytes: float) -> dict[str, Any]:
-        """What messages cost over Gloo, as ``gloo``, or why that is not known, as ``gloo_error``.
+        """The costs of messages over Gloo, as ``gloo``, or why they are not known, as ``gloo_error``.
 
         Gloo aborts its process where others take all files that it may open, by connecting to its listeners.
         """
@@ -339,7 +342,7 @@ class _ProbeServer:
         return self._stopped
 
     def count_s(self) -> float | None:
-        """What the launcher has said of how long measurements count; None: nothing yet."""
+        """The seconds for which measurements count, as the launcher said; None: it has said nothing yet."""
         self._hear()
         return self._count_s
 

@@ -1,12 +1,12 @@
 """Timing that holds under a CPU quota: repetitions in time slices, on the CPU clock and on the wall clock.
 
 Under a quota a process runs for part of each period and is then held back to its end, so a short wall-clock
-measurement sees either the bare speed or a stall. What a piece of work takes of the CPU is not disturbed by
-that; how much wall time goes by per second of CPU time (quota, neighbours, emulated slowdown) is the same for
-all work on the device. So: per layer the CPU time per repetition, and the wall/CPU ratio over all the time
+measurement sees either the bare speed or a stall. The CPU time of a piece of work is not disturbed by that.
+The wall time that goes by per second of CPU time (quota, neighbours, emulated slowdown) is the same for all
+work on the device. So: per layer the CPU time per repetition, and the wall/CPU ratio over all the time
 spent measuring, the time between repetitions included: stalls are not spread over both evenly. Two things
 would make it wrong, and are kept out of it (``wall_cpu_ratio``): waits for a disk while layers are built, and
-time saved up under the quota before. Where the ratio is not the same for all work (several threads without a
+time saved up under the quota before. If the ratio is not the same for all work (several threads without a
 quota that binds, or an accelerator), wall time per repetition is used as it is.
 """
 
@@ -41,7 +41,7 @@ class Repetition(Protocol):
         """The first part that is timed."""
 
     def between(self) -> None:
-        """What happens between the two in training, not timed."""
+        """Does what happens between the two in training; this is not timed."""
 
     def backward(self) -> None:
         """The second part that is timed."""
@@ -50,7 +50,7 @@ class Repetition(Protocol):
 class RepetitionTimer:
     """Times repetitions on one device: ``DeviceTimer`` over their two parts.
 
-    ``wall_s`` and ``cpu_s``: of all repetitions and of what was done between them. Where a slowdown is
+    ``wall_s`` and ``cpu_s``: of all repetitions and of what was done between them. If a slowdown is
     emulated, of the repetitions alone: the rest is not slowed. ``quota_cpus``: what the process may use of
     processors in the long run, None: all.
     """

@@ -1,6 +1,6 @@
 """One repetition of what a worker does with layers: forward and backward, or the optimizer's step.
 
-What a layer takes depends on its company: its input has just been written by the layer before, and its call
+A layer's time depends on its company: its input has just been written by the layer before, and its call
 is one of many. So a few layers are run as a stage runs them, with marks between them. Several
 microbatches are in flight: a forward writes to memory that has not just been used, a backward reads what was
 written a while ago, and its gradient has just come.

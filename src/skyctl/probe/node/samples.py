@@ -116,7 +116,7 @@ class Estimate:
 def estimate(
     samples: Sequence[TimingSample], wall_cpu_ratio: float | None, sizes: Sequence[int] | None = None
 ) -> Estimate:
-    """What one repetition takes, from all its samples.
+    """The estimate of what one repetition takes, from all its samples.
 
     Args:
         sizes: of the blocks, as for ``sample_interval``.
@@ -187,7 +187,7 @@ class SplitSamples:
     split: list[TimingSample] = field(default_factory=list)
 
     def ratio(self, on_cpu: bool) -> float:
-        """What both parts take against the whole backward, by their medians, because samples are few."""
+        """The time of both parts over the whole backward's, by their medians, because samples are few."""
         whole = median(s.backward_cpu_s if on_cpu else s.backward_s for s in self.whole)
         return median(s.cpu_s if on_cpu else s.wall_s for s in self.split) / whole if whole > 0 else 1.0
 
@@ -323,7 +323,7 @@ class LayerSamples:
 
 
 MOST_SPLIT_RATIO = 2.0
-"""What a backward in two parts may take of the whole one's time; more was a disturbance."""
+"""A backward in two parts takes so many times as long as a whole one at most; more was a disturbance."""
 NO_TIME = "there was no time for it"
 
 

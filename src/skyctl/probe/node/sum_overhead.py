@@ -1,4 +1,4 @@
-"""What summing gradients costs a processor beside the adding: sending and receiving them.
+"""The cost to a processor of summing gradients, beside the adding: sending and receiving them.
 
 Measured by the real thing: this process and a child sum over one loopback connection, on several routes and
 in chunks as a run does. All of this process's CPU time counts, whichever thread's: messages are handled,

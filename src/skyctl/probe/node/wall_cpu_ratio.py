@@ -29,7 +29,7 @@ QUIET_SHARE = 0.05
 """A slice counts where the thread waited for other things than a processor for at most this part of it."""
 
 ENOUGH_SHARE = 0.25
-"""Where less than this part of the CPU time is in such slices, the calmest ones with so much count."""
+"""If less than this part of the CPU time is in such slices, the calmest ones with so much count."""
 
 
 @dataclass(frozen=True)
