@@ -29,7 +29,7 @@ from skyctl.setup.workload_requirements import (
 )
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where torch is without CUDA; on PyPI, for Linux, it comes with several GB of it."""
+"""The index that has torch without CUDA; on PyPI, for Linux, torch comes with several GB of it."""
 UNPACKED_SIZE_FACTOR = 1.1
 """An environment takes this much more than its wheels hold: bytecode."""
 
@@ -38,7 +38,7 @@ ReportProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class SetupJob:
-    """What is wanted on every node.
+    """The environment that is wanted on every node.
 
     Attributes:
         cluster: its name, under which environments are kept.
@@ -68,10 +68,10 @@ class SetupJob:
 
 
 def missing_requirements(found: Mapping[str, Any], torch: str, lines: Sequence[str] = ()) -> tuple[str, ...]:
-    """What a Python lacks, in words, from what ``inspect_python`` found of it; nothing where it is fit.
+    """Packages that a Python lacks, in words, from what ``inspect_python`` found of it; none if it is fit.
 
-    As ``launch`` and ``check`` see it, a torch of the same first two numbers will do. What the requirements
-    require in turn is not looked at.
+    As ``launch`` and ``check`` see it, a torch of the same first two numbers will do. The function
+    does not look at what the requirements require in turn.
     """
     words = []
     if found["fault"] is not None:
@@ -208,7 +208,7 @@ class NodeInstaller:
         return f"py{_major_minor(self._facts['version'])}-torch{torch}-{digest}"
 
     def _make(self) -> tuple[dict[str, Any], bool]:
-        """What was made, and whether wheels were pushed for it."""
+        """The node's answer about what was made, and whether wheels were pushed for it."""
         if not self._job.push:
             answer = self._ask_make(None)
             if answer.get("offline") is None:
@@ -336,7 +336,7 @@ def remove_environments(
 
 
 def _owners(job: SetupJob, node: Node, entry: PreparedEnvironment | None) -> list[str]:
-    """What we are called there: now, and when the entry was made (the host's name may have changed since)."""
+    """Our names there: now, and when the entry was made (the host's name may have changed since)."""
     return list(dict.fromkeys([job.owner(node.name), *([entry.owner] if entry is not None else [])]))
 
 
@@ -347,6 +347,6 @@ def _process_list(pids: Sequence[int]) -> str:
 
 
 def current_environment(kept: Mapping[str, PreparedEnvironment], node: Node) -> PreparedEnvironment | None:
-    """What setup has made for that node, if that still counts."""
+    """The environment that setup has made for that node, if it still counts."""
     entry = kept.get(node.name)
     return entry if entry is not None and entry.serves(node) else None

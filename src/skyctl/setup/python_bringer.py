@@ -1,7 +1,7 @@
 """A Python for a node whose own is too old to run anything of skyctl's: uv brings it, started by a shell.
 
-It goes to ``skyctl/python`` beside the environments, and goes with the last of them (``setup.node``). What
-the shell does not finish, because the connection ends or uv fails, it removes.
+It goes to ``skyctl/python`` beside the environments, and goes with the last of them (``setup.node``). The
+shell removes what it does not finish, because the connection ends or uv fails.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BRING_TIMEOUT_S = 1800.0
 OLDEST_GLIBC = "2.17"
 """Of the uv that is sent where it is not known what the node has."""
 
-# What lies there runs, so every folder on the way must be this user's or root's, and closed to others but
-# the user's own group. Whether that has other members, the setup that follows finds.
+# Programs that lie there are run. So every folder on the way must be this user's or root's, and closed to
+# others but the user's own group. Whether that has other members, the setup that follows finds.
 _SCRIPT = r"""
 umask 077
 say() { printf '\nNONCE %s\n' "$1"; }

@@ -43,7 +43,7 @@ GLIBC_MINORS = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
 
 @dataclass(frozen=True)
 class WheelTarget:
-    """What wheels must fit: a node's Python (``3.11.7``), system, processor, and glibc (``2.35``), if any."""
+    """A target for wheels: a node's Python (``3.11.7``), system, processor, and glibc (``2.35``), if any."""
 
     version: str
     system: str
@@ -119,7 +119,7 @@ class WheelFetcher:
         options: Sequence[str] = (),
         cpu_index: str | None = None,
     ) -> Sequence[Path]:
-        """What is wanted, and what that requires, for that target. Nodes that are alike share it.
+        """The wheels wanted, and those that they require, for that target. Nodes that are alike share them.
 
         Raises:
             UnfitError: for ``node`` there is no wheel of something, or no index was reached from here either.
@@ -253,7 +253,7 @@ def _own_uv() -> Path:
 
 @contextmanager
 def _open_url(url: str, environment: Mapping[str, str]) -> Iterator[Any]:
-    """What lies there, asked with uv's certificates and the passwords of its indexes.
+    """Opens that URL, with uv's certificates and the passwords of its indexes.
 
     Raises:
         OSError: it can't be had.

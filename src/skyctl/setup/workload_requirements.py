@@ -1,5 +1,5 @@
-"""What a workload requires beside torch: by a file that lies beside it; for ``hf:`` ``transformers``, and
-``peft`` where this machine has it."""
+"""A workload's requirements beside torch: by a file that lies beside it; for ``hf:`` ``transformers``, and
+``peft`` if this machine has it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INCLUDE = re.compile(r"(?:-r|--requirement|-c|--constraint)(?:\s+|=)(.+)")
 
 @dataclass(frozen=True)
 class Requirements:
-    """What is to be installed.
+    """The requirements that are to be installed.
 
     Attributes:
         lines: one requirement each.
@@ -48,7 +48,7 @@ class Requirements:
 
 
 def read_workload_requirements(workload: str | None) -> Requirements:
-    """What the workload as typed requires; nothing for built-in ones, or where no file lies beside it.
+    """The requirements of the workload as typed; none for built-in ones, or if no file lies beside it.
 
     That is its ``requirements.txt``, else the ``project.dependencies`` of its ``pyproject.toml``.
 

@@ -93,7 +93,10 @@ def _build_in_place(path: Path, order: MakeOrder, say: environment_store.ReportP
 
 
 def _discard_unfinished(path: Path) -> None:
-    """What is half made. SIGTERM may come when its uv is dead already; that does not cut this short."""
+    """Removes what is half made.
+
+    SIGTERM may come when its uv is dead already; that does not cut this short.
+    """
     try:
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:
@@ -155,7 +158,7 @@ def _install(
 
 
 def _link_pushed_wheels(temporary: Path, wheels: Mapping[str, str]) -> Path:
-    """What was pushed, under the names that uv reads."""
+    """Links the pushed wheels, under the names that uv reads, in a folder, and returns that."""
     folder = temporary / "wheels"
     folder.mkdir()
     for name, target in wheels.items():

@@ -1,4 +1,4 @@
-"""What a Python on the node has: torch, and versions of packages.
+"""Finds what a Python on the node has: torch, and versions of packages.
 
 ``inspect_python`` asks that Python itself, in another process: a torch that crashes takes nothing along::
 

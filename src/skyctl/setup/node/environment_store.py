@@ -1,4 +1,4 @@
-"""Where environments lie on a node, who counts on them, and how one goes. No torch.
+"""The environments on a node: where they lie, who counts on them, and how one goes. No torch.
 
 ::
 
@@ -9,7 +9,7 @@
     …/skyctl/python                       what ``python_bringer`` brought; goes with the last environment
 
 A folder without a readable ``skyctl.json`` is half made: whoever holds the lock may remove it. An owner is
-one node of one cluster of one launcher; the last to go takes the environment along. What lies there is run,
+one node of one cluster of one launcher; the last to go takes the environment along. The files there are run,
 so nobody else may be able to put anything there (``private_folder``).
 """
 
@@ -38,11 +38,11 @@ LOCK_RETRY_S = 0.2
 PROC = Path("/proc")
 
 ReportProgress = Callable[[str, float], None]
-"""What is going on, and the share that is done."""
+"""Called with what is going on, and the share that is done."""
 
 
 def environments_root() -> Path:
-    """Where this user's environments are (not made here)."""
+    """The folder of this user's environments (not made here)."""
     base = os.environ.get("XDG_DATA_HOME", "")
     folder = Path(base) if base.startswith("/") else Path("~/.local/share").expanduser()
     return folder / "skyctl" / "env"
@@ -77,7 +77,7 @@ def unusable_folder(path: Path, exc: OSError) -> UnfitError:
 def lock_environments(say: ReportProgress) -> Iterator[Path]:
     """Waits until nobody else makes or removes an environment here; gives their folder, which is there then.
 
-    Taken for the whole of a change, so that what is half made while one holds it is nobody's any more. Where
+    Taken for the whole of a change, so that what is half made while one holds it is nobody's any more. If
     nothing is left at the end, the folder goes too.
 
     Raises:
@@ -142,7 +142,7 @@ def remove_unused_pythons() -> int:
 
 
 def read_marker(path: Path) -> dict[str, Any] | None:
-    """What is in an environment; None where it is half made, damaged, or not there."""
+    """The marker that says what is in an environment; None if it is half made, damaged, or not there."""
     try:
         found = json.loads((path / ENVIRONMENT_MARKER).read_text())
     except (OSError, ValueError):

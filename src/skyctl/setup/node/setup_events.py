@@ -1,4 +1,4 @@
-"""What a node answers to ``skyctl setup``: one frozen record for each kind of event and question.
+"""A node's answers to ``skyctl setup``: one frozen record for each kind of event and question.
 
 ``agent.task_events`` reads them. Needs the standard library only.
 """
@@ -20,7 +20,7 @@ Paths = Annotated[tuple[PathText, ...], MaxLength(1000)]
 
 @dataclass(frozen=True)
 class SetupProgress:
-    """What is under way, and what part of it is done."""
+    """The work that is under way, and the part of it that is done."""
 
     kind: ClassVar[str] = "progress"
     what: Label

@@ -1,4 +1,4 @@
-"""What ``skyctl setup`` asks of a node. Task: ``skyctl.setup.node.setup_task``; needs no torch.
+"""The node's part of ``skyctl setup``. Task: ``skyctl.setup.node.setup_task``; needs no torch.
 
 By its order (``setup_orders``) it answers with a record of ``setup_events``. On the way it sends
 ``{"event": "progress", "what", "share"}``.

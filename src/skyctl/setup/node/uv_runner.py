@@ -31,7 +31,7 @@ CERTIFICATES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
 )
-"""What Linux systems trust, their owners' own authorities too; uv brings certificates for the others."""
+"""Files of authorities that Linux systems trust, their owners' own too; uv brings some for the others."""
 
 _OWN_SETTINGS = re.compile(
     r"UV_((DEFAULT_)?INDEX|(EXTRA_)?INDEX_URL|INDEX_\w+_(USERNAME|PASSWORD)|FIND_LINKS|HTTP_\w+|INSECURE_HOST"
@@ -57,7 +57,7 @@ _NOT_IN_UV = ("--prefer-binary", "--use-feature")
 def uv_environment(
     temporary: Path, index: Mapping[str, str | None] | None, cpu_index: str | None = None
 ) -> dict[str, str]:
-    """What uv is run with: this machine's settings of indexes and connections, and none that lead elsewhere.
+    """The variables for uv: this machine's settings of indexes and connections, none that lead elsewhere.
 
     Args:
         temporary: where it unpacks and caches; beside the result, which it links to.
@@ -137,7 +137,7 @@ class UvResult:
 
     @property
     def words(self) -> str:
-        """What it said of its failure, in one line, for people."""
+        """The message that uv gave of its failure, in one line, for people."""
         starts = [number for number, line in enumerate(self.lines) if line.startswith("error:")]
         said = " ".join(" ".join(self.lines[starts[0] if starts else -1 :]).split())
         return said.removeprefix("error: ")[:1000] or f"status {self.status}"
