@@ -1,7 +1,7 @@
-"""What a node's agent says to the launcher, frame by frame, checked where it arrives.
+"""The messages of a node's agent to the launcher, frame by frame, checked where they arrive.
 
-Where the session can be resumed, events, task ends and replies are numbered (elsewhere ``number`` is 0):
-events and task ends in one sequence, replies and file parts in another. Unknown fields are ignored: the agent
+If the session can be resumed, events, task ends and replies are numbered (otherwise ``number`` is 0). Events
+and task ends are in one sequence, replies and file parts in another. Unknown fields are ignored: the agent
 of a session that is taken over may be another version's.
 """
 
@@ -97,7 +97,7 @@ class AgentFault(AgentMessage):
 
 
 class CleanedKind(AgentMessage):
-    """What became of one kind of things on a node: how many went and stayed, and their bytes on its disk.
+    """The outcome for one kind of things on a node: how many went and stayed, and their bytes on its disk.
 
     ``environments`` are those of setup, which are not in the cache.
     """
@@ -149,7 +149,7 @@ class Acknowledgement(AgentMessage):
 
 
 class TaskEvent(NumberedMessage):
-    """What a task has sent, or a line that it has printed (``{"event": "log", "text": …}``)."""
+    """An event that a task has sent, or a line that it has printed (``{"event": "log", "text": …}``)."""
 
     sequence = EVENTS
     op: Literal["event"]

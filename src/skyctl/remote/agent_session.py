@@ -252,7 +252,7 @@ class Session:
     def close(self) -> None:
         """Ends every task, waits until the agent says that nothing is left, and disconnects.
 
-        Where there is no connection it is dialled once more to do so; see ``shutdown_failure``.
+        If there is no connection, it is dialled once more to do so; see ``shutdown_failure``.
         """
         with self._close_lock:
             if self._closed:

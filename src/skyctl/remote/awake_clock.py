@@ -1,8 +1,8 @@
 """A clock that stands still while this process is suspended.
 
 SIGSTOP, Ctrl-Z, a closed lid, or nodes of this very machine that take every processor: meanwhile nobody could
-be heard, so nobody has been silent, and no patience has been used up. Whatever measures how long somebody was
-silent, or how long something may still take, goes by ``awake_s`` and needs no correction of its own.
+be heard, so nobody has been silent, and no patience has been used up. Code that measures how long somebody
+was silent, or how long something may still take, goes by ``awake_s`` and needs no correction of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 TICK_S = 0.25
 SUSPENDED_S = 1.0
-"""Where two readings of the clock are further apart than this, the process did not run in between."""
+"""If two readings of the clock are further apart than this, the process did not run in between."""
 
 
 class AwakeClock:

@@ -1,4 +1,4 @@
-"""What ssh and local connections share: a ``NodeConnection`` opens a ``CommandChannel`` for each command."""
+"""Base of ssh and local connections: a ``NodeConnection`` opens a ``CommandChannel`` for each command."""
 
 from __future__ import annotations
 

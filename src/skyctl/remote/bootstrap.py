@@ -2,9 +2,9 @@
 
 The command is one line, single-quoted, of characters that sh, bash, zsh, fish and csh read alike: a Python
 program that prints the nonce and its version (it must parse under any Python), then runs the line it is sent
-(``node_package.boot_program_line``). Whatever start-up files print before the nonce is skipped. Settings and
-environment go over standard input: nothing secret is ever in an argument. skyctl's own node-side modules are
-sent where the node's cache lacks them: a node has Python and torch, and nothing else.
+(``node_package.boot_program_line``). Anything that start-up files print before the nonce is skipped. Settings
+and environment go over standard input: nothing secret is ever in an argument. skyctl's own node-side modules
+are sent where the node's cache lacks them: a node has Python and torch, and nothing else.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _resume_refused_error(node: Node, session_id: str, fault: AgentFault) -> Sky
 
 
 def read_marked_line(node: Node, channel: CommandChannel, nonce: str) -> bytes:
-    """What follows the nonce on the next line that begins with it. Raises NodeError where none comes."""
+    """The rest, after the nonce, of the next line that begins with it. Raises NodeError where none comes."""
     mark = nonce.encode() + b" "
     noise = 0
     last = b""

@@ -1,4 +1,4 @@
-"""What the processes of one run share: made here for each run, sent over the sessions, written nowhere."""
+"""The credentials of one run's processes: made here for each run, sent over the sessions, written nowhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The launcher's side of the fork server (``agent/forkserver.py``), which forks the agents of local nodes.
 
-Where there can be none, or it fails, local nodes are started one by one, as every other node is.
+If there can be none, or it fails, local nodes are started one by one, as every other node is.
 """
 
 from __future__ import annotations

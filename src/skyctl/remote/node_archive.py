@@ -11,7 +11,7 @@ from skyctl.agent.node_cache import pack_archive
 from skyctl.agent.node_package import PACKAGE_FOLDER, node_package_files
 
 BOOT_SOURCES = ("private_folder.py", "agent/node_cache.py", "agent/boot_program.py")
-"""What the first line runs, in one namespace."""
+"""The sources that the first line runs, in one namespace."""
 CLEANUP_SOURCE = "agent/cache_cleanup.py"
 
 

@@ -178,7 +178,7 @@ _FAILURE: TypeAdapter[TaskFailure] = TypeAdapter(Annotated[TaskFailure, Field(di
 
 
 def read_task_failure(node: Node, event: Mapping[str, Any]) -> TaskFailure | None:
-    """What a task's event says of its end; None where it tells of something else.
+    """The failure that a task's event tells of; None if it tells of something else.
 
     Raises:
         ProtocolError: it does not say how the task failed.
@@ -206,7 +206,7 @@ class TaskMessage:
 
 
 def read_task_message(kinds: Mapping[str, type], node: Node, message: Mapping[str, Any]) -> TaskMessage:
-    """What a task on that node has sent, as its record.
+    """The record of a message that a task on that node has sent.
 
     Args:
         kinds: by ``event``, the records of what such a task sends, failures left out.
@@ -238,7 +238,7 @@ def translate_task_failure(node: Node, event: Mapping[str, Any], workload: str |
 def task_failure_error(
     node: Node, failure: TaskFailure, place: str | None = None, workload: str | None = None
 ) -> SkyctlError:
-    """What ended a task on that node → the error to raise.
+    """The error to raise for the failure that ended a task on that node.
 
     The task's traceback, or the last lines it printed, are the error's notes.
 
@@ -308,7 +308,7 @@ def _exception_failure(node: Node, event: TaskError, place: str, workload: str |
 
 
 def _missing_module_hint(node: Node, module: str, workload: str | None) -> str:
-    """What to do where a package is missing; ``workload``: as typed, None where it is not known."""
+    """The advice for a package that is missing; ``workload``: as typed, None if it is not known."""
     other = "or name a Python that has it in cluster.yaml: `python: /path`"
     if module == "torch":
         return f"`skyctl setup --limit {node.name}` brings it; {other}"

@@ -41,8 +41,8 @@ REDIAL_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 DETACH_TIMEOUT_S = 5.0
 DIAL_TURN_TIMEOUT_S = 2.0
 UNHEARD_S = 10.0
-"""Who asks something of a node that has been silent for so long gets an error; the connection is kept for
-as long as it is to be dialled again, since what runs there goes on. It is pinged every second."""
+"""A caller that asks something of a node that has been silent for so long gets an error. The connection is
+kept for as long as it is to be dialled again, since what runs there goes on. It is pinged every second."""
 _dial_turns = threading.BoundedSemaphore(8)
 
 

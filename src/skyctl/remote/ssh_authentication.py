@@ -1,4 +1,4 @@
-"""Who logs in to whom over SSH: host keys checked against known_hosts, user keys tried as ``ssh`` would."""
+"""Mutual authentication over SSH: host keys checked against known_hosts, user keys tried as ``ssh`` would."""
 
 from __future__ import annotations
 

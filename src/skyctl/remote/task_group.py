@@ -1,8 +1,8 @@
 """Something started on many nodes, heard through one queue, ended together.
 
-What is slow or may hang (a dial, a task's events) happens in one daemon thread for each member of the group;
-the owner reads all of it in its own thread, in the order in which it came. Threads are never waited for: one
-that hangs in a system call must not keep a command from ending.
+Work that is slow or may hang (a dial, a task's events) happens in one daemon thread for each member of the
+group. The owner reads all of it in its own thread, in the order in which it came. Threads are never waited
+for: one that hangs in a system call must not keep a command from ending.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 
 class FollowedTask(Protocol):
-    """What the group needs of a task (``remote_task.RemoteTask``)."""
+    """The part of a task that the group needs (``remote_task.RemoteTask``)."""
 
     def recv(self, timeout_s: float | None = None) -> tuple[Message, bytes] | None:
         """The next event; None when there will be no more."""
