@@ -85,7 +85,7 @@ def parse_cluster(document: YamlDocument) -> Cluster:
 
 
 def default_name(path: str | Path) -> str:
-    """What a cluster is called whose file does not say: the file's name, or its folder's."""
+    """The name of a cluster whose file does not say one: the file's name, or its folder's."""
     stem = Path(path).stem
     return stem if stem not in ("cluster", "") else Path(path).resolve().parent.name.strip() or "cluster"
 

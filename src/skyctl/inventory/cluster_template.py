@@ -1,6 +1,6 @@
 """Writes a first cluster.yaml: from hosts, the aliases of ~/.ssh/config, or another tool's inventory.
 
-What is read of other tools' files is in ``foreign/``.
+The code that reads other tools' files is in ``foreign/``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NO_GROUPS = """
 # groups: {fast: [tower]}
 """
 _DEFAULTABLE_KEYS = ("user", "port", "identity_file", "proxy_jump", "python")
-"""What is written once, as a default, where all nodes that are reached over SSH have it alike."""
+"""The keys that are written once, as a default, if all nodes that are reached over SSH have them alike."""
 
 SlotsAs = Literal["cuda", "threads", "ignore"]
 
@@ -168,7 +168,7 @@ def render_cluster_file(
 
 
 def _shared_defaults(nodes: Sequence[NewNode]) -> dict[str, str | int]:
-    """What two or more nodes, all that are reached over SSH, have alike."""
+    """The settings that two or more nodes, all that are reached over SSH, have alike."""
     remote = [node for node in nodes if not node.local]
     alike = {key: {getattr(node, key) for node in remote} for key in _DEFAULTABLE_KEYS}
     return {

@@ -13,7 +13,7 @@ from skyctl.records.cluster import Cluster, PreparedEnvironment, PreparedEnviron
 
 
 def read_environments(cluster_name: str) -> PreparedEnvironments:
-    """What is kept of that cluster; empty where nothing is.
+    """The environments that are kept of that cluster; empty if none are.
 
     Raises:
         InputError: the file can't be read.

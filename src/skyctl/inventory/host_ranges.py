@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 MAX_HOSTS = 10_000
-"""What one word or one inventory may make: a typing mistake must not fill the memory."""
+"""The most hosts that one word or one inventory may make: a typing mistake must not fill the memory."""
 
 _ANSIBLE = r"\[(\d*|[A-Za-z]):(\d+|[A-Za-z])(?::(\d+))?\]"
 _SLURM = r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]"

@@ -21,7 +21,7 @@ from skyctl.errors import InvalidRecordError, InventoryError
 from skyctl.files import read_text
 
 YamlPath = tuple[str | int, ...]
-"""Where in the document: keys and indices from the top."""
+"""A place in the document: keys and indices from the top."""
 
 _NODES_LIMIT = 200_000
 _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")

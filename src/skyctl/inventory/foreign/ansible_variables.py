@@ -36,7 +36,7 @@ _OPTIONS_WITH_VALUE = set("BbcDEeFIiJLlmOoPpQRSWw")
 
 
 class ImportNotes:
-    """What was left out, and of which hosts: one line each."""
+    """Notes of what was left out, and of which hosts: one line each."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, dict[str, None]] = {}

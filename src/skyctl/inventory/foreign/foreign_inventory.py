@@ -130,7 +130,7 @@ def read_foreign(path: Path) -> ForeignInventory:
 
     A text in which every line is a host with nothing but slots and the like is a hostfile; all else is
     Ansible's. ``ansible-inventory`` reads that where it is installed, scripts, plugins and folders included;
-    without it plain INI and YAML files are read. What it has printed (``.json``) is read in any case.
+    without it plain INI and YAML files are read. A listing it has printed (``.json``) is read in any case.
 
     Raises:
         InputError: no such file, or one that names no host.
@@ -159,7 +159,7 @@ def read_foreign(path: Path) -> ForeignInventory:
 
 
 def _read_ansible(text: str, path: Path, *, is_yaml: bool) -> tuple[str, AnsibleListing]:
-    """What the file is called, and what is in it."""
+    """The kind of file, in words, and the listing of its contents."""
     if path.suffix.lower() == ".json" and '"_meta"' in text:
         return f"a listing of {PROGRAM}", parse_listing(text, str(path))
     if program := shutil.which(PROGRAM):

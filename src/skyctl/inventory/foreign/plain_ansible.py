@@ -65,7 +65,7 @@ class _PlainGroup:
 
 
 class _PlainInventory:
-    """What was read so far. ``hosts``: with their own variables."""
+    """The inventory as read so far. ``hosts``: with their own variables."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class _PlainInventory:
             )
 
     def listing(self) -> AnsibleListing:
-        """What ``ansible-inventory --list`` would print."""
+        """The listing that ``ansible-inventory --list`` would print."""
         inner = {child for group in self.groups.values() for child in group.children}
         roots = [name for name in self.groups if name not in inner and name != "all"]
         self.groups["all"].children |= dict.fromkeys(roots)
