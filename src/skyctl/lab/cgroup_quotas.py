@@ -33,7 +33,7 @@ _WANTED = ("cpu", "cpuacct", "memory")
 
 @dataclass(frozen=True)
 class CgroupLayout:
-    """Where this machine's cgroups are. ``bases``: by controller; version 2 has all at one place."""
+    """The folders of this machine's cgroups. ``bases``: by controller; version 2 has all at one place."""
 
     version: int
     bases: dict[str, Path]
@@ -62,7 +62,7 @@ def find_cgroups() -> CgroupLayout:
 
 
 class Mount(NamedTuple):
-    """What is mounted where; ``kind``: of file system."""
+    """One mount, and the folder that it is on; ``kind``: of file system."""
 
     point: Path
     kind: str
@@ -168,7 +168,7 @@ def set_quota(
 
 
 def _write_burst(file: Path, burst_us: int) -> None:
-    """What is left of a period may be used in a later one, up to that much; older kernels know no such thing.
+    """Lets the rest of a period be used in a later one, up to that much; older kernels know no such thing.
 
     Quota is handed out in slices of 5 ms to each core that a group runs on, and a slice that one thread woke
     up for is not there for the others: without this, nodes that receive messages lose a tenth of their time

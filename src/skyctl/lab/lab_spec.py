@@ -58,7 +58,7 @@ class LabNode(Record):
 
 
 class LabSites(Record):
-    """What lies between sites: one-way latency, and what each site's uplink carries in each direction."""
+    """The network between sites: one-way latency, and what each site's uplink carries in each direction."""
 
     latency_ms: float = Field(default=0.0, ge=0, le=10_000)
     uplink_mbit: dict[str, Positive] = Field(default_factory=dict)

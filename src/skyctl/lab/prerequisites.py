@@ -1,4 +1,4 @@
-"""What a lab needs of this machine: programs, folders that nodes see, and each node's Python."""
+"""Prerequisites of a lab on this machine: programs, folders that nodes see, and each node's Python."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def root_home() -> str:
 
 
 def private_folders(node_folder: Path) -> dict[str, str]:
-    """What is mounted over in a node: path there → folder or file of its own."""
+    """The paths that are mounted over in a node: path there → folder or file of its own."""
     result = {
         root_home(): str(node_folder / "home"),
         "/tmp": str(node_folder / "tmp"),  # noqa: S108
@@ -84,7 +84,7 @@ def _hides(path: str) -> bool:
 
 
 def visible_paths(python: str) -> list[str]:
-    """What must stay visible in a node for its interpreter to run, of that which a node does not see.
+    """The paths, out of those hidden in a node, that must stay visible there for its interpreter to run.
 
     Its environment, the installation that was made from, and what links in its site-packages lead to.
     """

@@ -1,4 +1,4 @@
-"""What the processes of a lab share: system calls that Python 3.11 lacks, and how they answer the launcher.
+"""Code that a lab's processes share: system calls that Python 3.11 lacks, and how they answer the launcher.
 
 Used by those that become a lab's nodes and its network. Standard library only.
 """
@@ -105,8 +105,8 @@ def configure_tcp() -> None:
 
     BBR takes a link's shortest round trip, which here is some microseconds, for its size: as soon as traffic
     goes both ways it sends four packets at a time and waits. Reno, the other kind that may always be chosen,
-    takes seconds to get its window back after a pause, where Cubic does not. Both: docs/decisions.md. What
-    can't be set stays as it is.
+    takes seconds to get its window back after a pause, where Cubic does not. Both: docs/decisions.md. A
+    setting that can't be changed stays as it is.
     """
     for name, value in ((_AFTER_IDLE, "0"), *_BUFFERS):
         with contextlib.suppress(OSError), open(name, "w", encoding="ascii") as file:  # noqa: PTH123

@@ -117,7 +117,7 @@ def _mounts_in(folder: Path) -> list[Path]:
 
 
 def leftovers(name: str) -> list[str]:
-    """Whatever there is of a lab of that name, in words; empty after ``down``."""
+    """All that there is of a lab of that name, in words; empty after ``down``."""
     token = lab_state.token_of(name)
     own = lab_folder(name)
     left = [f"process {pid}" for pid in sorted(_processes(token))]
