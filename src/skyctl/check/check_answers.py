@@ -1,4 +1,4 @@
-"""What a node answers to ``skyctl check`` (``check_task``): one frozen record for each question."""
+"""A node's answers to ``skyctl check`` (``check_task``): one frozen record for each question."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TorchDevice:
 
 @dataclass(frozen=True)
 class DtypeTrial:
-    """What a trial of a dtype showed, as ``check_report.DtypeReport`` has it."""
+    """The outcome of a trial of a dtype, as ``check_report.DtypeReport`` has it."""
 
     dtype: Annotated[str, MaxLength(100)]
     works: bool

@@ -1,4 +1,4 @@
-"""What a check found, per node and per pair: printed as a tick list or as JSON."""
+"""The findings of a check, per node and per pair: printed as a tick list or as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tick(Record):
 
 
 class DtypeReport(Record):
-    """What a trial of one dtype on a node's processor showed (``device/dtype_support.py``).
+    """The outcome of a trial of one dtype on a node's processor (``device/dtype_support.py``).
 
     ``max_cpu_isa``: what ``ONEDNN_MAX_CPU_ISA`` has to be for it, None: nothing. ``died_by``: the signal that
     ended the trial without it.

@@ -1,4 +1,4 @@
-"""What ``skyctl check`` asks of a node. Task: ``skyctl.check.check_task``.
+"""The node's part of ``skyctl check``. Task: ``skyctl.check.check_task``.
 
 By what it gets (``check_orders``) it answers:
 

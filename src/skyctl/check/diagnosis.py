@@ -32,7 +32,7 @@ NO_DISK_BYTES = 64 << 20
 LOW_MEMORY_BYTES = 512 << 20
 LOW_CLOCK_S = 2.0
 SETUP_FOLDER = "/skyctl/env/"
-"""What the path of an environment of ``skyctl setup`` holds (``setup/node/environment_store.py``)."""
+"""A part of the path of any environment of ``skyctl setup`` (``setup/node/environment_store.py``)."""
 VPN_INTERFACE = re.compile(r"^(tailscale|wg|zt|utun|tun|nebula|netbird|wt)\w*$")
 """Interfaces that are most likely a VPN's: Tailscale, WireGuard, ZeroTier, OpenVPN, Nebula, NetBird."""
 
@@ -45,7 +45,7 @@ _SKIP_REASONS = {
 
 
 def check_names(node: Node) -> tuple[str, ...]:
-    """What is looked at on that node: a local one has no host key and no login."""
+    """The names of the checks of that node: a local one has no host key and no login."""
     return (
         CHECK_NAMES
         if node.transport == "ssh"
@@ -236,7 +236,7 @@ def torch_version_warnings(versions: Mapping[str, str]) -> dict[str, Tick]:
 def pair_hint(
     pair: PairReport, nodes: Mapping[str, Node], interfaces: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """What to do about a pair that can't talk; ``interfaces``: by node, its addresses by interface name."""
+    """The advice for a pair that can't talk; ``interfaces``: by node, its addresses by interface name."""
     source, target = pair.source, pair.target
     ways = f"let TCP through from {source} to {target} (a firewall, NAT)"
     vpn = {n: [i for i in interfaces.get(n, {}) if VPN_INTERFACE.match(i)] for n in (source, target)}

@@ -43,7 +43,7 @@ from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_add
 from skyctl.remote.session_factory import close_sessions, make_connector, open_sessions
 
 PRELOADED = (CHECK_TASK, "torch")
-"""What local nodes' tasks are forked with: not all of what ranks need, which takes as long again."""
+"""The modules that local nodes' tasks are forked with: not all that ranks need, which takes as long again."""
 CONNECT_TIMEOUT_S = 5.0
 """How long one node tries to connect to another."""
 ANSWER_TIMEOUT_S = 60.0
