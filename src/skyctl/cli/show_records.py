@@ -20,7 +20,7 @@ def show_records(
         on_progress: told how far it is.
 
     Returns:
-        What was found; None of a text.
+        The survey of the records; None of a text.
 
     Raises:
         WorkloadError: a record can't be used, and is not to be left out; names file and line.

@@ -81,7 +81,7 @@ def estimate_links(
         alone: the pairs measured with no other at the same time between their sites, either way round.
 
     Returns:
-        What ``links`` are to be replaced with, and those that were missing.
+        The links to put in place of some of ``links``, and those that were missing.
     """
     place = {name: number for number, site in enumerate(sites) for name in site}
     out, into = best_rates_out_and_in(links.values())

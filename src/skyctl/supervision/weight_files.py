@@ -34,7 +34,7 @@ def write_weights(
         step: the weights are those after so many steps of the run; None: after its last.
 
     Returns:
-        What was written.
+        The path that was written.
 
     Raises:
         SkyctlError: the disk is full or not writable.
@@ -81,7 +81,7 @@ def export_last_weights(run: StoredRun, out: Path, *, merge: bool = False) -> Pa
     """Writes the weights that a run has ended with, which are on this machine (see ``write_weights``).
 
     Returns:
-        What was written; None where the run has not ended well, or they are gone.
+        The path that was written; None if the run has not ended well, or they are gone.
     """
     if run.state.status != "done" or not run.paths.weights.is_file():
         return None
