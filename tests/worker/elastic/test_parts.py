@@ -202,10 +202,12 @@ def test_what_a_rank_says_last_arrives_though_it_leaves_at_once(groups: list[Any
     assert numbers == list(range(40))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_line_on_which_nobody_listens_any_more_is_lost(groups: list[Any]) -> None:
+def test_a_line_on_which_nobody_listens_any_more_is_lost(
+    groups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cause makes no difference: else all would wait for that rank for ever."""
-    is_lost = threading.Event()
+    is_lost, is_told = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: is_told.set())
 
     def fail(*_: Any) -> None:
         raise ValueError("a fault of ours")
@@ -214,6 +216,7 @@ def test_a_line_on_which_nobody_listens_any_more_is_lost(groups: list[Any]) -> N
     for end in ends:
         end.start()
     assert is_lost.wait(20.0)
+    assert is_told.wait(20.0)  # else it may be told in the next test
     for end in ends:
         end.close()
 
