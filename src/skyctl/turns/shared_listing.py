@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedDevices:
-    """The answer of the task."""
+    """A node's answer: each of its devices that jobs share by turns, with these jobs."""
 
     kind: ClassVar[str] = "result"
     devices: Annotated[tuple[ListedMessage, ...], MaxLength(1000)]

@@ -32,6 +32,7 @@ from skyctl.turns.turn_arbiter import TurnArbiter, TurnError
 from skyctl.turns.turn_policy import PACK, TurnPolicy, parse_turns
 
 RETURN_S = 1.0
+"""Seconds in which the jobs of a dead arbiter come back before anybody gets a turn or room."""
 LOOK_S = 0.1
 """So often an arbiter without jobs looks whether it may end."""
 MAX_LISTED_JOBS = 1000
