@@ -55,7 +55,7 @@ class NoTurns:
         told: Callable[[int], None],
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """Enters at once: without turns nobody counts the memory of jobs. Arguments as of ``DeviceTurns.enter``."""
+        """Enters at once: without turns nobody counts the memory of jobs. As of ``DeviceTurns.enter``."""
 
     def tell_progress(self, done: int, total: int) -> None:
         """Nobody wants to know."""
